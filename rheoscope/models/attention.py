@@ -1,0 +1,248 @@
+"""Attention as the model is about to compute it: post-RoPE q, k, v, mask, scale, soft-cap, sinks, and what follows.
+
+transformers hands every attention call of a model to a function registered under a name. Ours is `rheoscope`: it
+builds an `Attention`, lets the taps of that layer read or replace its parts, and returns z. Without taps it is SDPA.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+IMPLEMENTATION = "rheoscope"
+
+# Attention module -> the callable that taps it. Weak: a tap never keeps a model alive.
+_TAPPED: weakref.WeakKeyDictionary[nn.Module, Callable[[nn.Module, Attention], None]] = weakref.WeakKeyDictionary()
+
+
+@dataclass
+class Workspace:
+    """One buffer for the query-by-key maps of a layer, reused by all layers.
+
+    Large tensors are mapped and page-faulted anew at every allocation; reuse makes eager attention about a third
+    faster on a CPU. Never handed out while gradients are recorded.
+    """
+
+    buffer: Tensor | None = None
+
+    def empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        size = 1
+        for extent in shape:
+            size *= extent
+        stale = self.buffer is None or self.buffer.dtype != like.dtype or self.buffer.device != like.device
+        if stale or self.buffer.numel() < size:
+            self.buffer = torch.empty(size, dtype=like.dtype, device=like.device)
+        return self.buffer[:size].view(shape)
+
+
+@dataclass
+class Attention:
+    """One attention call. Parts are computed when first asked for, and may be replaced by assignment.
+
+    q [batch head query d_head], k and v [batch kv_head key d_head] exactly as they enter the score (after bias,
+    QK-norm and RoPE); scores are `scale * q @ k.T` before soft-cap and mask; probs are what multiplies v, so with
+    learned sinks their rows sum to less than one. Maps live in a workspace: copy what must outlive the layer.
+    """
+
+    q: Float[Tensor, "batch head query d_head"]
+    k: Float[Tensor, "batch kv_head key d_head"]
+    v: Float[Tensor, "batch kv_head key d_value"]
+    scale: float
+    softcap: float | None = None
+    sinks: Float[Tensor, "head"] | None = None
+    window: int | None = None
+    causal: bool = True
+    mask: Tensor | None = None  # boolean (True: may attend) or additive; None: causal as `causal` says
+    bias: Tensor | None = None
+    dropout: float = 0.0
+    workspace: Workspace = field(default_factory=Workspace)
+    _scores: Tensor | None = None
+    _probs: Tensor | None = None
+    _z: Tensor | None = None
+
+    @property
+    def n_rep(self) -> int:
+        """Query heads per key head; keys are repeated, head h reads key head h // n_rep."""
+        return self.q.shape[1] // self.k.shape[1]
+
+    @property
+    def allowed(self) -> Bool[Tensor, "#batch #head query key"] | None:
+        """True where a query may attend to a key; None where every key is allowed."""
+        if self.mask is not None:
+            return self.mask if self.mask.dtype == torch.bool else self.mask > torch.finfo(self.mask.dtype).min / 2
+        n_query, n_key = self.q.shape[2], self.k.shape[2]
+        if not self.causal or n_query == 1:
+            return None
+        return torch.ones(1, 1, n_query, n_key, dtype=torch.bool, device=self.q.device).tril(0)
+
+    @property
+    def scores(self) -> Float[Tensor, "batch head query key"]:
+        """Raw scores M = scale * q @ k.T: before soft-cap and mask. A fresh tensor, unless they were replaced."""
+        if self._scores is not None:
+            return self._scores
+        return self._products(None)
+
+    @scores.setter
+    def scores(self, value: Tensor) -> None:
+        self._scores, self._probs, self._z = value, None, None
+
+    @property
+    def probs(self) -> Float[Tensor, "batch head query key"]:
+        """Attention probabilities; rows of queries that may see nothing are 0."""
+        if self._probs is None:
+            self._probs = self._softmax()
+        return self._probs
+
+    @probs.setter
+    def probs(self, value: Tensor) -> None:
+        self._probs, self._z = value, None
+
+    @property
+    def z(self) -> Float[Tensor, "batch head query d_value"]:
+        """What each head hands to W_O: probs @ v. By fused SDPA unless the map has been asked for or replaced."""
+        if self._z is None:
+            needs_map = self._probs is not None or self._scores is not None
+            self._z = self._mixed() if needs_map or self.softcap or self.sinks is not None else self._fused()
+        return self._z
+
+    @z.setter
+    def z(self, value: Tensor) -> None:
+        self._z = value
+
+    def replace_input(self, name: str, value: Tensor) -> None:
+        """Put another q, k or v in place; everything that follows is computed anew."""
+        setattr(self, name, value)
+        self._scores = self._probs = self._z = None
+
+    def _products(self, workspace: Workspace | None) -> Tensor:
+        batch, heads, n_query, d_head = self.q.shape
+        n_key = self.k.shape[2]
+        q = self.q.reshape(batch, self.k.shape[1], self.n_rep * n_query, d_head)
+        if workspace is None or torch.is_grad_enabled():
+            return (q @ self.k.mT).reshape(batch, heads, n_query, n_key) * self.scale
+        flat = workspace.empty((batch * self.k.shape[1], self.n_rep * n_query, n_key), self.q)
+        torch.baddbmm(flat, q.flatten(0, 1), self.k.mT.flatten(0, 1), beta=0, alpha=self.scale, out=flat)
+        return flat.view(batch, heads, n_query, n_key)
+
+    def _softmax(self) -> Tensor:
+        recording = torch.is_grad_enabled()
+        replaced = self._scores is not None
+        scores = self._scores if replaced else self._products(self.workspace)
+        if self.softcap:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+            replaced = False
+        if self.bias is not None:
+            scores = scores + self.bias
+            replaced = False
+        allowed = self.allowed
+        additive = self.mask is not None and self.mask.dtype != torch.bool
+        if additive:
+            scores = scores + self.mask
+        elif allowed is not None:
+            hidden = ~allowed
+            keep = recording or replaced
+            scores = scores.masked_fill(hidden, -torch.inf) if keep else scores.masked_fill_(hidden, -torch.inf)
+        gain = None
+        if self.sinks is not None:
+            log_total = scores.logsumexp(-1, keepdim=True)
+            gain = torch.sigmoid(log_total - self.sinks.to(scores.dtype).reshape(1, -1, 1, 1))
+        half = scores.dtype in (torch.float16, torch.bfloat16)
+        if recording or half:
+            probs = scores.softmax(-1, dtype=torch.float32 if half else None).to(self.v.dtype)
+        else:
+            probs = torch.softmax(scores, -1, out=scores)
+        if allowed is not None and not bool(allowed.any(-1).all()):
+            probs = probs.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+        return probs if gain is None else probs * gain
+
+    def _mixed(self) -> Tensor:
+        batch, heads, n_query, n_key = self.probs.shape
+        probs = nn.functional.dropout(self.probs, self.dropout) if self.dropout else self.probs
+        rows = probs.reshape(batch, self.v.shape[1], -1, n_key)
+        return (rows @ self.v).reshape(batch, heads, n_query, self.v.shape[-1])
+
+    def _fused(self) -> Tensor:
+        mask = self.mask
+        if self.bias is not None:
+            allowed = self.allowed
+            mask = self.bias if allowed is None else self.bias.masked_fill(~allowed, -torch.inf)
+        return nn.functional.scaled_dot_product_attention(
+            self.q,
+            self.k.repeat_interleave(self.n_rep, 1) if self.n_rep > 1 else self.k,
+            self.v.repeat_interleave(self.n_rep, 1) if self.n_rep > 1 else self.v,
+            attn_mask=mask,
+            dropout_p=self.dropout,
+            scale=self.scale,
+            is_causal=mask is None and self.causal and self.q.shape[2] > 1,
+        )
+
+
+def _tapped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """transformers' attention call: build the `Attention`, let the taps at it, return z as [batch query head d]."""
+    attention = Attention(
+        q=query,
+        k=key,
+        v=value,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap,
+        sinks=s_aux,
+        window=sliding_window,
+        causal=getattr(module, "is_causal", True) if is_causal is None else is_causal,
+        mask=attention_mask,
+        bias=position_bias,
+        dropout=dropout,
+    )
+    tap = _TAPPED.get(module)
+    if tap is not None:
+        tap(module, attention)
+    return attention.z.transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def interface_routed(model: nn.Module) -> Iterator[None]:
+    """Send every attention call of a model through rheoscope while the block lasts; configurations are then as before.
+
+    The mask function is registered with the attention function: without one transformers builds no mask and causality
+    is silently lost.
+    """
+    AttentionInterface.register(IMPLEMENTATION, _tapped_attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    before = {key: config._attn_implementation_internal for key, config in configs.items()}
+    try:
+        for config in configs.values():
+            config._attn_implementation_internal = IMPLEMENTATION
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation_internal = before[key]
+
+
+def set_tap(module: nn.Module, tap: Callable[[nn.Module, Attention], None] | None) -> None:
+    """Let `tap` at every attention call of `module`, or nobody when it is None."""
+    if tap is None:
+        _TAPPED.pop(module, None)
+    else:
+        _TAPPED[module] = tap

@@ -1,0 +1,187 @@
+"""W_Q, W_K, W_V, W_O of any family in one convention, and the queries and keys they make of a given input.
+
+Row vectors, `x @ W`, one matrix per query head: W_Q [head d_model d_head], W_O [head d_head d_model]. Keys and values
+of a group are repeated for each of its heads. Absent biases are zero.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ..errors import Refused
+from .families import Packing, Rope
+
+if TYPE_CHECKING:
+    from .view import ModelView
+
+
+class HeadWeights:
+    """Projection weights per head of a model whose family has a row."""
+
+    def __init__(self, view: ModelView):
+        self.view = view
+
+    def W_Q(self, layer: int) -> Float[Tensor, "head d_model d_head"]:
+        """Query weights, with the factor that OPT applies before the score."""
+        return self._split(layer)[0]
+
+    def W_K(self, layer: int) -> Float[Tensor, "head d_model d_head"]:
+        """Key weights, repeated for every query head of a group."""
+        return self._repeated(self._split(layer)[1])
+
+    def W_V(self, layer: int) -> Float[Tensor, "head d_model d_value"]:
+        """Value weights, repeated for every query head of a group."""
+        return self._repeated(self._split(layer)[2])
+
+    def W_O(self, layer: int) -> Float[Tensor, "head d_value d_model"]:
+        """Output weights."""
+        weight = self._in_out(self.view.part(layer, self.view.family.o))
+        return rearrange(weight, "(head d_value) d_model -> head d_value d_model", head=self.view.n_heads)
+
+    def b_Q(self, layer: int) -> Float[Tensor, "head d_head"]:
+        """Query biases; zero where the family has none."""
+        return self._biases(layer)[0]
+
+    def b_K(self, layer: int) -> Float[Tensor, "head d_head"]:
+        """Key biases, repeated; zero where the family has none."""
+        return self._repeated(self._biases(layer)[1])
+
+    def b_V(self, layer: int) -> Float[Tensor, "head d_value"]:
+        """Value biases, repeated; zero where the family has none."""
+        return self._repeated(self._biases(layer)[2])
+
+    def gain(self, layer: int) -> Float[Tensor, "d_model"]:
+        """Gain of the norm before attention; ones where there is none or it has no weights.
+
+        In a post-norm block (BERT) the norm that feeds attention belongs to the block before: its gain is not folded.
+        """
+        family = self.view.family
+        path = family.norm_attn
+        post = path is not None and family.residual.name == "POST_NORM"
+        weight = None if path is None or post else getattr(self.view.part(layer, path), "weight", None)
+        if weight is None:
+            return torch.ones(self.view.d_model, dtype=self.view.dtype, device=self.view.device)
+        return weight + 1 if family.unit_offset else weight
+
+    def projected(
+        self, layer: int, x: Float[Tensor, "batch position d_model"], positions: Int[Tensor, "position"]
+    ) -> tuple[Float[Tensor, "batch head position d_head"], Float[Tensor, "batch head position d_head"]]:
+        """Queries and keys as they enter the score, rebuilt from the weights for attention input x.
+
+        Bias, clipping, QK-norm and rotation come in the family's order; `check` compares with the model's own.
+        """
+        (W_Q, W_K, _), (b_Q, b_K, _) = self._split(layer), self._biases(layer)
+        q = torch.einsum("bpm,hmd->bphd", x, W_Q) + b_Q
+        k = torch.einsum("bpm,hmd->bphd", x, W_K) + b_K
+        clip = getattr(self.view.config, self.view.family.clip) if self.view.family.clip else None
+        if clip is not None:
+            q, k = q.clamp(-clip, clip), k.clamp(-clip, clip)
+        q, k = self._normed(layer, q, self.view.family.q_norm), self._normed(layer, k, self.view.family.k_norm)
+        cos, sin = self.rotation(layer, positions)
+        q, k = (self.rotated(t.transpose(1, 2), cos, sin) for t in (q, k))
+        return q, k.repeat_interleave(self.view.n_heads // self.view.n_kv_heads, 1)
+
+    def rotation(
+        self, layer: int, positions: Int[Tensor, "position"]
+    ) -> tuple[Float[Tensor, "position pair"], Float[Tensor, "position pair"]]:
+        """Cosine and sine of every coordinate pair, from the model's own rotary module; no pairs where it has none."""
+        view, family = self.view, self.view.family
+        turned = family.rope is not Rope.NONE and (
+            family.rope_if is None or bool(getattr(view.part(layer, family.attn), family.rope_if))
+        )
+        if not turned:
+            empty = torch.zeros(len(positions), 0, dtype=view.dtype, device=view.device)
+            return empty, empty
+        rotary = getattr(view.model.base_model, family.rotary)
+        kinds = getattr(view.config, "layer_types", None)
+        typed = any(name.endswith("attention_inv_freq") for name, _ in rotary.named_buffers())
+        like = torch.zeros(1, dtype=view.dtype, device=view.device)
+        tables = rotary(like, positions[None], *([kinds[layer]] if typed else []))
+        cos, sin = (table[0] for table in (tables[::-1] if family.sine_first else tables))
+        if family.half_tables:
+            return cos, sin
+        if family.rope is Rope.INTERLEAVED:
+            return cos[:, ::2], sin[:, ::2]
+        return cos[:, : cos.shape[1] // 2], sin[:, : sin.shape[1] // 2]
+
+    def rotated(
+        self, x: Float[Tensor, "*any d_head"], cos: Float[Tensor, "*#any pair"], sin: Float[Tensor, "*#any pair"]
+    ) -> Float[Tensor, "*any d_head"]:
+        """x with its first 2 * pair coordinates turned pairwise, in the family's pairing."""
+        n_turned = 2 * cos.shape[-1]
+        head, rest = x[..., :n_turned], x[..., n_turned:]
+        if self.view.family.rope is Rope.INTERLEAVED:
+            first, second = head[..., ::2], head[..., 1::2]
+            turned = torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
+        else:
+            first, second = head.chunk(2, -1)
+            turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        return torch.cat([turned, rest], -1)
+
+    def _normed(self, layer: int, x: Tensor, path: str | None) -> Tensor:
+        """QK-norm by the model's own module, on [batch position head d_head]."""
+        if path is None:
+            return x
+        module, family = self.view.part(layer, path), self.view.family
+        if family.norm_joint:
+            return module(x.flatten(2)).view_as(x)
+        return module(x.transpose(1, 2)).transpose(1, 2) if family.norm_head_first else module(x)
+
+    def _split(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """W_Q, W_K, W_V as [its own heads, d_model, d_head]."""
+        family = self.view.family
+        if family.qkv is None:
+            weights = [self._in_out(self.view.part(layer, path)) for path in (family.q, family.k, family.v)]
+            q, k, v = (rearrange(w, "m (h d) -> h m d", h=h) for w, h in zip(weights, self._heads, strict=True))
+        else:
+            q, k, v = self._unpacked(self._in_out(self.view.part(layer, family.qkv)))
+        return q * self._prescale(layer), k, v
+
+    def _biases(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        family, view = self.view.family, self.view
+        if family.qkv is None:
+            paths = (family.q, family.k, family.v)
+            biases = [getattr(view.part(layer, path), "bias", None) for path in paths]
+            zeros = [torch.zeros(h * view.d_head, dtype=view.dtype, device=view.device) for h in self._heads]
+            biases = [zero if bias is None else bias for bias, zero in zip(biases, zeros, strict=True)]
+            q, k, v = (rearrange(b, "(h d) -> h d", h=h) for b, h in zip(biases, self._heads, strict=True))
+        else:
+            bias = getattr(view.part(layer, family.qkv), "bias", None)
+            if bias is None:
+                bias = torch.zeros(sum(self._heads) * view.d_head, dtype=view.dtype, device=view.device)
+            q, k, v = (packed[:, 0] for packed in self._unpacked(bias[None]))
+        return q * self._prescale(layer), k, v
+
+    def _unpacked(self, packed: Float[Tensor, "m packed"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value columns of a fused projection, per head."""
+        if self.view.family.packing is Packing.PER_HEAD:
+            q, k, v = rearrange(packed, "m (h three d) -> three h m d", three=3, h=self.view.n_heads)
+            return q, k, v
+        parts = packed.split([h * self.view.d_head for h in self._heads], dim=1)
+        q, k, v = (rearrange(p, "m (h d) -> h m d", h=h) for p, h in zip(parts, self._heads, strict=True))
+        return q, k, v
+
+    @property
+    def _heads(self) -> tuple[int, int, int]:
+        return self.view.n_heads, self.view.n_kv_heads, self.view.n_kv_heads
+
+    def _prescale(self, layer: int) -> float:
+        return self.view.part(layer, self.view.family.attn).scaling if self.view.family.prescaled else 1.0
+
+    def _repeated(self, per_group: Tensor) -> Tensor:
+        return per_group.repeat_interleave(self.view.n_heads // self.view.n_kv_heads, 0)
+
+    def _in_out(self, module: nn.Module) -> Float[Tensor, "inputs outputs"]:
+        """The weight of a projection as [in, out]; refused when it is not stored as plain floating-point numbers."""
+        weight = module.weight
+        if weight.is_meta or not weight.is_floating_point() or type(weight) not in (nn.Parameter, Tensor):
+            raise Refused(
+                f"weights of {type(module).__name__} are quantised, offloaded or wrapped and have no numbers to read: "
+                "load the model dequantised"
+            )
+        return weight.detach() if self.view.family.transposed else weight.detach().T
