@@ -1,0 +1,30 @@
+"""Skew and symmetric spectra in 2r x 2r, effective ranks, fixed-sign decompositions."""
+
+from .decompositions import eigh_fixed_signs as eigh_fixed_signs
+from .decompositions import principal_angles as principal_angles
+from .decompositions import svd_fixed_signs as svd_fixed_signs
+from .factors import as_float64 as as_float64
+from .factors import centred_factors as centred_factors
+from .factors import kernel_factors as kernel_factors
+from .factors import repeated_keys as repeated_keys
+from .factors import rotated_keys as rotated_keys
+from .factors import score_factors as score_factors
+from .factors import split_factors as split_factors
+from .ranks import EffectiveRanks as EffectiveRanks
+from .ranks import effective_ranks as effective_ranks
+from .ranks import entropy_rank as entropy_rank
+from .ranks import participation_ratio as participation_ratio
+from .ranks import rank_at_share as rank_at_share
+from .spectra import Stability as Stability
+from .spectra import filtering_core as filtering_core
+from .spectra import filtering_eigenvalues as filtering_eigenvalues
+from .spectra import filtering_singular_values as filtering_singular_values
+from .spectra import gauge_share as gauge_share
+from .spectra import routing_core as routing_core
+from .spectra import routing_share as routing_share
+from .spectra import routing_singular_values as routing_singular_values
+from .spectra import score_eigenvalues as score_eigenvalues
+from .spectra import score_singular_values as score_singular_values
+from .spectra import stability as stability
+from .traces import ScoreEnergies as ScoreEnergies
+from .traces import score_energies as score_energies
