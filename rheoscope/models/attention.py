@@ -221,8 +221,8 @@ def _tapped_attention(
 
 
 @contextmanager
-def interface_routed(model: nn.Module) -> Iterator[None]:
-    """Send every attention call of a model through rheoscope while the block lasts; configurations are then as before.
+def attention_by(model: nn.Module, implementation: str = IMPLEMENTATION) -> Iterator[None]:
+    """Let a model attend by another implementation while the block lasts; its configurations are then as before.
 
     The mask function is registered with the attention function: without one transformers builds no mask and causality
     is silently lost.
@@ -233,7 +233,7 @@ def interface_routed(model: nn.Module) -> Iterator[None]:
     before = {key: config._attn_implementation_internal for key, config in configs.items()}
     try:
         for config in configs.values():
-            config._attn_implementation_internal = IMPLEMENTATION
+            config._attn_implementation_internal = implementation
         yield
     finally:
         for key, config in configs.items():

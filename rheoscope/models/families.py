@@ -255,9 +255,10 @@ FAMILIES: dict[str, Family] = {
 
 # Model types that cannot be read, and why. Refused before any weight is loaded.
 _INSIDE = "computes attention inside its own module, without transformers' attention interface"
-REFUSED: dict[str, str] = {
-    "bloom": _INSIDE,
-    "mpt": _INSIDE,
-    "falcon": _INSIDE,
-    "gpt_neo": _INSIDE,
+REFUSED: dict[str, str] = {"bloom": _INSIDE, "mpt": _INSIDE, "falcon": _INSIDE, "gpt_neo": _INSIDE}
+
+# Configuration values, true or set, that mark a whole kind of model as one that cannot be read.
+REFUSED_KINDS: dict[str, str] = {
+    "is_encoder_decoder": "is an encoder-decoder, with two streams of layers",
+    "kv_lora_rank": "has multi-head latent attention, whose keys and values are of different widths",
 }

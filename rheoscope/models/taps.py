@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..errors import Refused, RheoscopeError
-from .attention import Attention, interface_routed, set_tap
+from .attention import Attention, attention_by, set_tap
 from .families import Residual
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def refusal(view: ModelView, site: str) -> str | None:
 def _install_attention(view: ModelView, taps: Mapping[str, Tap], layers: Collection[int], undo: ExitStack) -> None:
     entry = (taps, frozenset(layers))
     if not view.attention_taps:
-        undo.enter_context(interface_routed(view.model))
+        undo.enter_context(attention_by(view.model))
         for layer, module in enumerate(view.attentions):
             undo.callback(set_tap, module, None)
             set_tap(module, partial(_tap_attention, view, layer))

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import Refused
-from .attention import Attention, Workspace, interface_routed, set_tap
-from .families import FAMILIES, REFUSED, Family
+from .attention import Attention, Workspace, attention_by, set_tap
+from .families import FAMILIES, REFUSED, REFUSED_KINDS, Family
 from .taps import Tap, tapped
 from .weights import HeadWeights
 
@@ -60,13 +60,15 @@ class ModelView:
         if len({id(module) for module in self.attentions}) < len(self.attentions):
             raise Refused(f"{self.model_type} calls one attention module more than once; shared layers are not handled")
         if self.family is not None:
-            base = self.model.base_model
-            self.blocks = list(part(base, self.family.blocks))
+            self.blocks = list(part(self.model.base_model, self.family.blocks))
+            n_blocks = len(self.blocks)
         else:
-            self.blocks = [self.model.get_submodule(_block_name(names[id(m)])) for m in self.attentions]
-        if len(self.blocks) != len(self.attentions):
+            paths = [_block_name(names[id(module)]) for module in self.attentions]
+            self.blocks = [self.model.get_submodule(path) for path in paths]
+            n_blocks = len(self.model.get_submodule(paths[0].rpartition(".")[0]))
+        if n_blocks != len(self.attentions):
             raise Refused(
-                f"{self.model_type} has {len(self.blocks)} layers, {len(self.attentions)} of which call attention: "
+                f"{self.model_type} has {n_blocks} layers, {len(self.attentions)} of which call attention: "
                 "hybrids with recurrent layers are not handled"
             )
         first = calls[0][1]
@@ -164,15 +166,9 @@ def part(root: nn.Module, path: str) -> nn.Module:
 
 def refuse_config(config: object) -> None:
     """Raise Refused for a configuration that cannot be read, before any weight is loaded."""
-    if config.model_type in REFUSED:
-        raise Refused(
-            f"{config.model_type} {REFUSED[config.model_type]}, so q, k and the attention map cannot be read exactly: "
-            "use a family of docs/families.md"
-        )
-    if getattr(config, "is_encoder_decoder", False):
-        raise Refused(
-            f"{config.model_type} is an encoder-decoder, with two streams of layers: load its encoder or decoder alone"
-        )
+    kinds = [why for flag, why in REFUSED_KINDS.items() if getattr(config, flag, None)]
+    for why in [*([REFUSED[config.model_type]] if config.model_type in REFUSED else []), *kinds]:
+        raise Refused(f"{config.model_type} {why}: it cannot be read exactly; use a family of docs/families.md")
 
 
 @torch.no_grad()
@@ -184,7 +180,7 @@ def _attention_calls(model: PreTrainedModel, n_tokens: int = 4) -> list[tuple[nn
     try:
         for module in modules:
             set_tap(module, lambda module, attention: calls.append((module, copy.copy(attention))))
-        with interface_routed(model):
+        with attention_by(model):
             model.base_model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
     finally:
         for module in modules:

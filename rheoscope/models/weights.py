@@ -55,6 +55,11 @@ class HeadWeights:
         """Value biases, repeated; zero where the family has none."""
         return self._repeated(self._biases(layer)[2])
 
+    def b_O(self, layer: int) -> Float[Tensor, "d_model"]:
+        """Output bias; zero where the family has none."""
+        bias = getattr(self.view.part(layer, self.view.family.o), "bias", None)
+        return torch.zeros(self.view.d_model, dtype=self.view.dtype, device=self.view.device) if bias is None else bias
+
     def gain(self, layer: int) -> Float[Tensor, "d_model"]:
         """Gain of the norm before attention; ones where there is none or it has no weights.
 
@@ -78,13 +83,17 @@ class HeadWeights:
         (W_Q, W_K, _), (b_Q, b_K, _) = self._split(layer), self._biases(layer)
         q = torch.einsum("bpm,hmd->bphd", x, W_Q) + b_Q
         k = torch.einsum("bpm,hmd->bphd", x, W_K) + b_K
-        clip = getattr(self.view.config, self.view.family.clip) if self.view.family.clip else None
-        if clip is not None:
-            q, k = q.clamp(-clip, clip), k.clamp(-clip, clip)
+        q, k = self._clipped(q), self._clipped(k)
         q, k = self._normed(layer, q, self.view.family.q_norm), self._normed(layer, k, self.view.family.k_norm)
         cos, sin = self.rotation(layer, positions)
         q, k = (self.rotated(t.transpose(1, 2), cos, sin) for t in (q, k))
         return q, k.repeat_interleave(self.view.n_heads // self.view.n_kv_heads, 1)
+
+    def values(
+        self, layer: int, x: Float[Tensor, "batch position d_model"]
+    ) -> Float[Tensor, "batch head position d_value"]:
+        """Values, repeated, rebuilt from the weights for attention input x."""
+        return self._clipped(torch.einsum("bpm,hmd->bhpd", x, self.W_V(layer)) + self.b_V(layer)[:, None])
 
     def rotation(
         self, layer: int, positions: Int[Tensor, "position"]
@@ -122,6 +131,10 @@ class HeadWeights:
             first, second = head.chunk(2, -1)
             turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
         return torch.cat([turned, rest], -1)
+
+    def _clipped(self, x: Tensor) -> Tensor:
+        bound = getattr(self.view.config, self.view.family.clip) if self.view.family.clip else None
+        return x if bound is None else x.clamp(-bound, bound)
 
     def _normed(self, layer: int, x: Tensor, path: str | None) -> Tensor:
         """QK-norm by the model's own module, on [batch position head d_head]."""

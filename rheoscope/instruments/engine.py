@@ -1,0 +1,107 @@
+"""The only loop over data: run the model once for all instruments that one pass can serve."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..corpus import Batch
+from ..errors import RheoscopeError
+from ..models.taps import Tap
+from ..models.view import ModelView
+from .instrument import Instrument, LayerSites
+
+LOGITS_BYTES = 512 * 2**20  # of logits alive at a time, for the batch size that is chosen where none is given
+BATCH_TOKENS = 2048
+
+
+class Progress(Protocol):
+    """Told after every batch: what is under way, windows done, windows in all."""
+
+    def __call__(self, task: str, done: int, total: int) -> None: ...
+
+
+def silent(task: str, done: int, total: int) -> None:
+    """No progress."""
+
+
+@torch.no_grad()
+def run_pass(
+    view: ModelView,
+    batches: Sequence[Batch] | Iterator[Batch],
+    instruments: Sequence[Instrument],
+    *,
+    task: str = "measure",
+    total: int = 0,
+    progress: Progress = silent,
+) -> float:
+    """One forward pass over all batches, read by every instrument. Returns the seconds it took."""
+    started = time.monotonic()
+    done = 0
+    with _observed(view, instruments) as current:
+        for batch in batches:
+            current.batch = batch
+            output = view.forward(batch.tokens, batch.valid)
+            for instrument in instruments:
+                instrument.observe_output(output, batch)
+            done += len(batch.tokens)
+            progress(task, done, total)
+    return time.monotonic() - started
+
+
+def batch_size_for(view: ModelView, window: int) -> int:
+    """Windows per batch: about 2,048 tokens, fewer where the logits would take over half a gigabyte."""
+    head = view.model.get_output_embeddings()
+    vocabulary = head.weight.shape[0] if head is not None else 1
+    tokens = min(BATCH_TOKENS, LOGITS_BYTES // (4 * vocabulary))
+    return max(1, tokens // window)
+
+
+def refuse_window(view: ModelView, window: int) -> None:
+    """Raise RheoscopeError where the window is longer than the model's positions reach."""
+    if view.context is not None and window > view.context:
+        raise RheoscopeError(
+            f"windows of {window} tokens asked for; {view.ref} takes at most {view.context}: give a shorter --window"
+        )
+
+
+class _Current:
+    """The batch under way and what its taps have caught of the layer under way."""
+
+    batch: Batch
+
+    def __init__(self, instruments: Sequence[Instrument]):
+        self.instruments = instruments
+        self.sites = LayerSites()
+
+    def catch(self, site: str, layer: int, value: Tensor) -> None:
+        setattr(self.sites, site, value)
+
+    def layer_ends(self, layer: int, resid_post: Tensor) -> None:
+        """All sites of a layer are there: let the instruments reduce them, then forget them."""
+        sites, self.sites = self.sites, LayerSites()
+        sites.resid_post = resid_post
+        for instrument in self.instruments:
+            if instrument.sites:
+                instrument.observe(layer, sites, self.batch)
+
+
+@contextmanager
+def _observed(view: ModelView, instruments: Sequence[Instrument]) -> Iterator[_Current]:
+    """The model with a tap at every site that some instrument needs."""
+    current = _Current(instruments)
+    wanted = set().union(*(instrument.sites for instrument in instruments))
+    taps: dict[str, Tap] = {}
+    for site in wanted - {"attn_probs", "resid_post"}:
+        taps[site] = lambda layer, value, site=site: current.catch(site, layer, value)
+    if "attn_probs" in wanted:
+        taps["attn_probs"] = lambda layer, probs: None  # computed once, before z, and shared through `attention`
+    if wanted:
+        taps["resid_post"] = current.layer_ends
+    with view.tapped(taps):
+        yield current

@@ -1,0 +1,105 @@
+"""The loss of a language model: nats per token, bits per byte, perplexity, by document and by position."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..corpus import Batch, Corpus
+from ..errors import Refused
+from ..models.view import ModelView
+from ..stats import ratio_of_sums
+from .instrument import Instrument
+
+ROWS = 256  # rows of logits turned into probabilities at a time, so that no second copy of the logits is made
+
+
+class Loss(Instrument):
+    """Negative log-likelihood of every token but the first of each window, which has nothing before it.
+
+    Keeps two numbers per window, so that losses before and after an edit can be paired.
+    """
+
+    name = "loss"
+
+    def __init__(self, view: ModelView, corpus: Corpus, *, seed: int = 0):
+        refuse_loss(view)
+        self.corpus = corpus
+        self.window_nll = np.zeros(len(corpus.tokens))
+        self.window_tokens = np.zeros(len(corpus.tokens), np.int64)
+        self.position_nll = np.zeros(corpus.window)
+        self.position_tokens = np.zeros(corpus.window, np.int64)
+
+    def observe_output(self, output: Float[Tensor, "batch position vocabulary"], batch: Batch) -> None:
+        nll = token_nll(output[:, :-1], batch.tokens[:, 1:].to(output.device)).cpu().numpy()
+        scored = batch.valid[:, 1:].numpy()
+        nll = np.where(scored, nll, 0.0)
+        self.window_nll[batch.windows] = nll.sum(1)
+        self.window_tokens[batch.windows] = scored.sum(1)
+        self.position_nll[1:] += nll.sum(0)
+        self.position_tokens[1:] += scored.sum(0)
+
+    def merge(self, other: Loss) -> None:
+        """Add what another process has seen of the same corpus: other windows than this one."""
+        for part in ("window_nll", "window_tokens", "position_nll", "position_tokens"):
+            getattr(self, part).__iadd__(getattr(other, part))
+
+    def finalize(self) -> xr.Dataset:
+        seen = self.window_tokens > 0
+        units, n_bytes = self.corpus.units[seen], self.corpus.n_bytes[seen]
+        nll, tokens = self.window_nll[seen], self.window_tokens[seen]
+        mean, mean_se, n = ratio_of_sums(nll, tokens, units)
+        per_byte, per_byte_se, _ = ratio_of_sums(nll / math.log(2), n_bytes, units)
+        documents, place = np.unique(self.corpus.documents[seen], return_inverse=True)
+        document_tokens = np.bincount(place, tokens)
+        with np.errstate(invalid="ignore"):
+            by_position = self.position_nll / np.where(self.position_tokens > 0, self.position_tokens, np.nan)
+        return xr.Dataset(
+            {
+                "nll_mean": ((), mean),
+                "nll_mean_se": ((), mean_se),
+                "bits_per_byte": ((), per_byte),
+                "bits_per_byte_se": ((), per_byte_se),
+                "perplexity": ((), math.exp(mean)),
+                "perplexity_se": ((), math.exp(mean) * mean_se),
+                "nll": ("document", np.bincount(place, nll) / document_tokens),
+                "tokens": ("document", document_tokens.astype(np.int64)),
+                "nll_by_position": ("position", by_position),
+            },
+            coords={"document": documents, "position": np.arange(self.corpus.window)},
+            attrs={"n": n},
+        )
+
+
+def refuse_loss(view: ModelView) -> None:
+    """Raise Refused where the model does not predict the next token."""
+    if not view.causal:
+        raise Refused(
+            f"loss asked for; {view.model_type} reads both ways and does not predict the next token: "
+            "measure it without loss (--instruments routing)"
+        )
+    if not view.has_loss:
+        raise Refused(
+            f"loss asked for; {view.ref} has no output head: load the checkpoint with its head, or leave loss out"
+        )
+
+
+def token_nll(
+    logits: Float[Tensor, "batch position vocabulary"], targets: Int[Tensor, "batch position"]
+) -> Float[Tensor, "batch position"]:
+    """Negative log-likelihood of every target in nats, float64, computed in float32 or better a few rows at a time."""
+    flat_targets = targets.reshape(-1)
+    nll = torch.empty(flat_targets.shape[0], dtype=torch.float64, device=logits.device)
+    row = 0
+    for window in logits:
+        for rows in window.split(ROWS):
+            exact = rows if rows.dtype == torch.float64 else rows.float()
+            target = flat_targets[row : row + len(rows)]
+            nll[row : row + len(rows)] = exact.logsumexp(-1).double() - exact.gather(1, target[:, None])[:, 0].double()
+            row += len(rows)
+    return nll.view(targets.shape)
