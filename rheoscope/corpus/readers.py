@@ -6,9 +6,9 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from io import BufferedIOBase
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow
 import pyarrow.parquet
@@ -18,7 +18,7 @@ from rheoscope.errors import RheoscopeError
 
 SUFFIXES = (".txt", ".jsonl", ".parquet", ".txt.gz", ".jsonl.gz")
 SPLITS = ("file", "blank", "line", "heading")
-# A document is tokenised whole, at some 80 bytes of working memory for each byte of text.
+# A document is tokenised whole, at some 150 bytes of working memory for each byte of text.
 LARGEST_DOCUMENT = 16 * 2**20
 # WikiText's level-one heading " = Title = " between blank lines; deeper ones repeat the sign, " = = Section = = ".
 _HEADING = re.compile(r" = (?!= ).*(?<! =) = \s*")
@@ -50,7 +50,7 @@ def file_documents(path: Path, *, split: str, field: str) -> Iterator[Document]:
         raise RheoscopeError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def text_documents(stream: BinaryIO, name: str, *, split: str = "file") -> Iterator[Document]:
+def text_documents(stream: BufferedIOBase, name: str, *, split: str = "file") -> Iterator[Document]:
     """Documents of plain UTF-8 text; pieces that are only white space are no documents.
 
     `split`: "file" (all of it is one document), "blank" (blank lines part documents), "line" (each line is one),
@@ -72,7 +72,7 @@ def text_documents(stream: BinaryIO, name: str, *, split: str = "file") -> Itera
         yield Document(name if split == "file" else f"{name}, document {number}", piece)
 
 
-def _lines(stream: BinaryIO, name: str) -> Iterator[str]:
+def _lines(stream: BufferedIOBase, name: str) -> Iterator[str]:
     offset = 0
     while line := stream.readline(LARGEST_DOCUMENT + 1):
         _refuse_giant(len(line), name)
@@ -127,7 +127,7 @@ def _refuse_giant(size: int, name: str) -> None:
         )
 
 
-def jsonl_documents(stream: BinaryIO, name: str, *, field: str = "text") -> Iterator[Document]:
+def jsonl_documents(stream: BufferedIOBase, name: str, *, field: str = "text") -> Iterator[Document]:
     """Documents of JSON lines: the string under `field` of the object on each line; blank lines are passed over."""
     for number, line in enumerate(_lines(stream, name), start=1):
         if line.strip():
@@ -135,7 +135,8 @@ def jsonl_documents(stream: BinaryIO, name: str, *, field: str = "text") -> Iter
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise RheoscopeError(f"{where} is not valid JSON ({error}); put one object on each line.") from error
+                why = f"{error.msg}, character {error.pos}" if isinstance(error, json.JSONDecodeError) else error
+                raise RheoscopeError(f"{where} is not valid JSON ({why}); put one object on each line.") from error
             if not isinstance(row, dict):
                 raise RheoscopeError(
                     f"{where} holds no JSON object; put one object with a field {field!r} on each line."
@@ -155,7 +156,9 @@ def parquet_documents(path: Path, *, field: str = "text") -> Iterator[Document]:
                     number += 1
                     yield from field_document({field: value}, f"{path}, row {number}", field=field)
     except pyarrow.ArrowException as error:
-        raise RheoscopeError(f"{path} cannot be read as Parquet ({error}); make it anew.") from error
+        raise RheoscopeError(
+            f"{path} cannot be read as Parquet ({' '.join(str(error).split())}); make it anew."
+        ) from error
 
 
 def field_document(row: dict, where: str, *, field: str) -> Iterator[Document]:
