@@ -3,12 +3,10 @@
 import math
 
 import naive
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.linalg import subspace_angles
 
 from rheoscope import linalg
 from rheoscope.errors import RheoscopeError
@@ -27,13 +25,10 @@ def heads(n, d_head, *, batch=(2, 3), seed=0, mean=1.5):
     return (Q + mean) * lengths, (K + 0.3 * Q - mean) * lengths.flip(0)
 
 
-def padded(values, size):
-    return torch.nn.functional.pad(values, (0, size - values.shape[-1]))
-
-
 def largest_error(values, dense):
     """Largest difference over all singular values, relative to the largest of each matrix; missing ones count as 0."""
-    return ((padded(values, dense.shape[-1]) - dense).abs().amax(-1) / dense[..., 0]).max().item()
+    values = torch.nn.functional.pad(values, (0, dense.shape[-1] - values.shape[-1]))
+    return ((values - dense).abs().amax(-1) / dense[..., 0]).max().item()
 
 
 @pytest.mark.parametrize(("n", "d_head"), [(97, 7), (15, 7), (14, 7), (13, 7), (5, 7), (2, 3), (1, 3)])
@@ -271,37 +266,6 @@ def test_independent_gaussians_route_half_of_their_energy():
     assert (share.mean() - 0.5).abs() < 0.01
 
 
-def test_kernels_of_the_weights_equal_the_dense_ones():
-    W_Q, W_K = heads(37, 6)
-    T = linalg.kernel_factors(W_Q, W_K)
-    W_QK = naive.kernel(W_Q, W_K)
-    assert T.shape[-2:] == (12, 12)
-    assert largest_error(linalg.routing_singular_values(T), torch.linalg.svdvals(naive.skew(W_QK))) < TOLERANCE
-    assert largest_error(linalg.score_singular_values(T), torch.linalg.svdvals(W_QK)) < TOLERANCE
-    expected = naive.energy(naive.skew(W_QK)) / naive.energy(W_QK)
-    torch.testing.assert_close(linalg.routing_share(T), expected)
-
-
-def test_kernels_by_lag_equal_the_rotated_dense_ones():
-    W_Q, W_K = heads(37, 6)
-    rotations = torch.stack([naive.rotation(lag, 6) for lag in (0, 1, 5, 31)])
-    T = linalg.rotated_keys(linalg.kernel_factors(W_Q, W_K), rotations)
-    assert T.shape == (2, 3, 4, 12, 12)
-    dense = W_Q[..., None, :, :] @ rotations @ W_K[..., None, :, :].mT
-    torch.testing.assert_close(linalg.routing_share(T), naive.energy(naive.skew(dense)) / naive.energy(dense))
-    assert largest_error(linalg.routing_singular_values(T), torch.linalg.svdvals(naive.skew(dense))) < TOLERANCE
-    direct = linalg.kernel_factors(W_Q, W_K @ rotations[2].mT)
-    torch.testing.assert_close(linalg.routing_share(T)[..., 2], linalg.routing_share(direct))
-
-
-def test_tied_weights_route_only_at_a_lag():
-    W_Q = torch.randn(3, 37, 6, generator=torch.Generator().manual_seed(10), dtype=torch.float64)
-    rotations = torch.stack([naive.rotation(lag, 6) for lag in (0, 7)])
-    share = linalg.routing_share(linalg.rotated_keys(linalg.kernel_factors(W_Q, W_Q), rotations))
-    assert share[..., 0].max() < 1e-28
-    assert share[..., 1].min() > 0.01
-
-
 def test_reruns_are_bit_equal():
     Q, K = heads(97, 7)
     first, second = (linalg.routing_singular_values(linalg.score_factors(Q, K, scale=SCALE)) for _ in range(2))
@@ -322,49 +286,6 @@ def test_queries_and_keys_that_do_not_fit_are_refused(shape):
         linalg.score_energies(Q, torch.zeros(shape, dtype=torch.float64), scale=SCALE)
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([3.0], (1, 1, 1, 1.0, 1.0)),
-        ([1.0] * 10, (9, 10, 10, 10.0, 10.0)),
-        ([1.0, 1.0, 0.0, 0.0], (2, 2, 2, 2.0, 2.0)),
-        ([3.0, 1.0], (1, 2, 2, math.exp(-0.9 * math.log(0.9) - 0.1 * math.log(0.1)), 1 / 0.82)),
-        ([0.0, 0.0], (math.nan,) * 5),
-    ],
-)
-def test_effective_ranks_of_known_spectra(values, expected):
-    ranks = torch.stack(linalg.effective_ranks(torch.tensor(values, dtype=torch.float64)))
-    torch.testing.assert_close(ranks, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
-
-
-spectra = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=12).filter(lambda x: max(x) > 1e-6)
-
-
-@given(spectra, st.floats(0.01, 1.0), st.floats(0.01, 1.0))
-def test_ranks_grow_with_the_share_and_match_counting_up(values, one, other):
-    low, high = sorted((one, other))
-    sigma = torch.tensor(values, dtype=torch.float64)
-    ranks = [linalg.rank_at_share(sigma, share).item() for share in (low, high)]
-    assert 1 <= ranks[0] <= ranks[1] <= len(values)
-    assert ranks[1] == naive.rank_at_share(values, high)
-
-
-@given(spectra, st.floats(-100, 100))
-def test_effective_ranks_do_not_know_the_scale(values, exponent):
-    sigma = torch.tensor(values, dtype=torch.float64)
-    sigma = sigma.where(sigma > 1e-6 * sigma.max(), 0)
-    once, scaled = (torch.stack(linalg.effective_ranks(x)) for x in (sigma, sigma * 2.0 ** round(exponent)))
-    assert torch.equal(once, scaled)
-
-
-@given(spectra)
-def test_effective_ranks_lie_between_one_and_the_number_of_values(values):
-    sigma = torch.tensor(values, dtype=torch.float64)
-    participation, entropy = linalg.participation_ratio(sigma).item(), linalg.entropy_rank(sigma).item()
-    assert 1 - 1e-12 <= participation <= entropy * (1 + 1e-12)
-    assert entropy <= torch.count_nonzero(sigma).item() * (1 + 1e-12)
-
-
 @settings(max_examples=25)
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_routing_and_filtering_share_the_energy(n, d_head, seed):
@@ -376,36 +297,3 @@ def test_routing_and_filtering_share_the_energy(n, d_head, seed):
     )
     torch.testing.assert_close(skew + symmetric, score, rtol=1e-12, atol=0)
     torch.testing.assert_close(skew / score, linalg.routing_share(T), rtol=1e-9, atol=1e-15)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.01, -0.5])
-def test_a_share_out_of_range_is_refused(share):
-    with pytest.raises(RheoscopeError, match="above 0, and at most at 1"):
-        linalg.rank_at_share(torch.ones(3), share)
-
-
-def test_svd_signs_are_fixed_and_the_matrix_comes_back():
-    A = torch.randn(5, 13, 7, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-    U, values, Vh = linalg.svd_fixed_signs(A)
-    torch.testing.assert_close(U * values[..., None, :] @ Vh, A)
-    assert (U.gather(-2, U.abs().argmax(-2, keepdim=True)) > 0).all()
-    mirrored = linalg.svd_fixed_signs(A * torch.tensor(-1.0))[0]
-    torch.testing.assert_close(mirrored, U)
-
-
-def test_eigenvectors_come_in_descending_order_with_fixed_signs():
-    A = naive.symmetric(torch.randn(3, 7, 7, generator=torch.Generator().manual_seed(7), dtype=torch.float64))
-    values, V = linalg.eigh_fixed_signs(A)
-    assert (values.diff() <= 0).all()
-    torch.testing.assert_close(A @ V, V * values[..., None, :])
-    assert (V.gather(-2, V.abs().argmax(-2, keepdim=True)) > 0).all()
-
-
-def test_subspaces_compare_where_vectors_cannot():
-    basis = torch.linalg.qr(torch.randn(17, 5, generator=torch.Generator().manual_seed(8), dtype=torch.float64))[0]
-    turned = basis[:, :2] @ torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
-    assert linalg.principal_angles(basis[:, :2], turned).max() < 1e-14
-    angles = linalg.principal_angles(basis[:, :2], basis[:, 1:3])
-    torch.testing.assert_close(angles, torch.tensor([math.pi / 2, 0.0], dtype=torch.float64))
-    A, B = basis[:, :3], basis[:, 1:] + 0.1
-    np.testing.assert_allclose(linalg.principal_angles(A, B).numpy(), subspace_angles(A.numpy(), B.numpy()))

@@ -10,12 +10,21 @@ def lag_sums(A: Float[Tensor, "*batch n n"], *, n_lags: int) -> Float[Tensor, "*
 
     What lies above the diagonal is never read. Rows of padding must be zero. In the dtype of A, half raised to float32.
     """
-    n = A.shape[-1]
-    padded = torch.nn.functional.pad(A.to(torch.promote_types(A.dtype, torch.float32)), (n_lags - 1, 0)).contiguous()
-    # With n_lags - 1 zeros before every row of n, one step down and one to the right is a step of n + n_lags: in rows
-    # of that length the entries of one lag stand in one column, the largest lag first.
-    rows = padded.as_strided((*A.shape[:-1], n_lags), (*padded.stride()[:-2], n + n_lags, 1))
-    return rows.sum(-2).flip(-1)
+    A = A.to(torch.promote_types(A.dtype, torch.float32))
+    # Map by map: one padded copy of all of them would be page-faulted anew each time, five times slower on a CPU.
+    sums = [_diagonal_sums(one, n_lags) for one in A.reshape(-1, *A.shape[-2:])]
+    return torch.stack(sums).reshape(*A.shape[:-2], n_lags)
+
+
+def _diagonal_sums(A: Float[Tensor, "n n"], n_lags: int) -> Float[Tensor, "lag"]:
+    """Sums along the diagonals of one map, from the main one downwards.
+
+    With n_lags - 1 zeros before every row of n, one step down and one to the right is a step of n + n_lags: in rows of
+    that length the entries of one lag stand in one column, the largest lag first.
+    """
+    n = len(A)
+    padded = torch.nn.functional.pad(A, (n_lags - 1, 0)).contiguous()
+    return padded.as_strided((n, n_lags), (n + n_lags, 1)).sum(0).flip(0)
 
 
 def lag_counts(lengths: Int[Tensor, "window"], *, n_lags: int) -> Int[Tensor, "window lag"]:
