@@ -66,7 +66,7 @@ def figures(nll: np.ndarray, text: corpus.Corpus) -> dict[str, float]:
     n = len(sums)
     error = math.sqrt(n / (n - 1) * ((sums - loss * tokens) ** 2).sum()) / tokens.sum()
     bits = nll.sum() / text.n_bytes.sum() / math.log(2)
-    return {"nats_per_token": round(loss, 4), "se": round(error, 4), "bits_per_byte": round(bits, 4)}
+    return {"nats_per_token": round(float(loss), 4), "se": round(error, 4), "bits_per_byte": round(float(bits), 4)}
 
 
 def text_hash(split: str) -> str:
@@ -110,9 +110,10 @@ def card(work: Path) -> dict[str, object]:
         "parameters": model.num_parameters(),
         "command": "OMP_NUM_THREADS=1 python experiments/builtin/train.py --work builtin-training",
         "seed": 0,
+        "window": window,
         "steps": state["global_step"],
         "tokens_per_step": 8 * window,
-        "minutes_on_one_core": round(losses[-1]["train_runtime"] / 60, 1),
+        "minutes": round(losses[-1]["train_runtime"] / 60, 1),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
         "text": {
@@ -135,6 +136,51 @@ def text_summary(split: str, text: corpus.Corpus) -> dict[str, object]:
     }
 
 
+README = """# The built-in model
+
+A decoder of {parameters:,} parameters (Hugging Face `gpt2`: 6 layers, 8 heads, d_model 112, context {window}), small enough to
+ship and trained enough to have structure. It has read one thing: the manual that every CPython carries
+(`pydoc_data.topics` and docstrings of the standard library). It is for trying rheoscope out and for tests.
+
+Loss on {documents} documents of that manual that it was not trained on ({bytes:,} bytes, {tokens:,} tokens, Python {python}):
+
+| | nats/token | ± | bits/byte |
+|---|---|---|---|
+{rows}
+
+± is the standard error over documents. Counts of the baselines come from the training text.
+Unigram: {unigram}. Bigram: {bigram}.
+The same model on its training text: {train} nats/token.
+
+Tokens are byte-level BPE, 1,024 of them, merges learnt from the training text; every window begins with `<|bos|>`.
+{steps:,} steps of {tokens_per_step:,} tokens with AdamW, seed {seed}, {minutes} minutes on one shared core:
+
+    {command}
+
+`card.json` holds these figures with the hashes of text, tokens and weights.
+"""
+
+
+def readme(written: dict) -> str:
+    losses, held_out = written["held_out_loss"], written["text"]["held_out"]
+    rows = "\n".join(
+        f"| {name} | {loss['nats_per_token']:.3f} | {loss['se']:.3f} | {loss['bits_per_byte']:.3f} |"
+        for name, loss in losses.items()
+    )
+    return README.format(
+        rows=rows,
+        unigram=losses["unigram"]["smoothing"],
+        bigram=losses["bigram"]["smoothing"],
+        train=f"{written['train_loss']['nats_per_token']:.3f}",
+        minutes=f"{written['minutes']:.0f}",
+        **{key: held_out[key] for key in ("documents", "bytes", "tokens")},
+        **{
+            key: written[key]
+            for key in ("parameters", "python", "steps", "tokens_per_step", "seed", "command", "window")
+        },
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="the folder that train.py was given")
@@ -145,6 +191,7 @@ def main() -> None:
     for name in SHIPPED:
         shutil.copyfile(work / "model" / name, ZOO / name)
     (ZOO / "card.json").write_text(json.dumps(written, indent=2) + "\n")
+    (ZOO / "README.md").write_text(readme(written))
     print(json.dumps(written["held_out_loss"], indent=2))
 
 
