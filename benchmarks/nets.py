@@ -1,0 +1,122 @@
+"""Ratios for the networks, each taken in one run: python benchmarks/nets.py [--threads 1]
+
+S-D against softmax: one training step (forward, backward, AdamW) of the same decoder at d 256, 6 layers, 256 tokens,
+steps of the two in turn. The least time of several counts, as what disturbs only adds. A vocabulary of 50,257 makes it
+the 18M preset; with 257 attention has its largest share.
+Linear attention: time and memory of forward and backward at N = 4,096 and 8,192; size of its state in decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+
+import torch
+
+from rheoscope.nets.decoder import RheoscopeForCausalLM
+from rheoscope.nets.linear import elu_attention
+from rheoscope.nets.presets import preset_config
+
+LENGTH, BATCH = 256, 8
+
+
+def seconds(call):
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def training_step(kind, vocabulary, n_heads):
+    """A function that takes one step, and what it steps."""
+    torch.manual_seed(0)
+    model = RheoscopeForCausalLM(preset_config("18M", kind, vocab_size=vocabulary, num_attention_heads=n_heads)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = torch.randint(0, vocabulary, (BATCH, LENGTH))
+
+    def step():
+        optimizer.zero_grad()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def step_ratio(vocabulary, n_heads, repeats):
+    """Least S-D step over least softmax step, and both in seconds."""
+    steps = {kind: training_step(kind, vocabulary, n_heads) for kind in ("softmax", "sd")}
+    times = {kind: [] for kind in steps}
+    for turn in range(repeats + 1):
+        for kind, step in steps.items():
+            taken = seconds(step)
+            if turn:  # the first turn allocates
+                times[kind].append(taken)
+    softmax, sd = (min(times[kind]) for kind in ("softmax", "sd"))
+    return sd / softmax, softmax, sd
+
+
+def linear_pass(length):
+    """Seconds of one forward and backward pass of causal linear attention over that many tokens."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 4, length, 64, requires_grad=True) for _ in range(3))
+    return seconds(lambda: elu_attention(q, k, v)[0].sum().backward())
+
+
+def peak_memory(length):
+    """MiB that the pass adds to a fresh process at its peak."""
+    own = [sys.executable, __file__, "--memory-of", str(length)]
+    return float(subprocess.run(own, capture_output=True, text=True, check=True).stdout)
+
+
+def peak_growth(length):
+    """MiB by which the peak of this process grows in one pass, after a short one has loaded everything."""
+    linear_pass(64)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    linear_pass(length)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def state_bytes(kind, n_tokens):
+    """Bytes in the cache after that many tokens."""
+    model = RheoscopeForCausalLM(preset_config("micro", kind, max_position_embeddings=1024)).eval()
+    with torch.no_grad():
+        cache = model(torch.zeros(1, n_tokens, dtype=torch.long), use_cache=True).cache
+    tensors = []
+    for layer in cache.layers:
+        states = getattr(layer, "recurrent_states", None)
+        tensors += [layer.keys, layer.values] if states is None else list(states.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--memory-of", type=int, help="only print the memory of one pass over that many tokens")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.memory_of:
+        print(peak_growth(options.memory_of))
+        return
+    # First, because a child's peak starts at its parent's.
+    memory = {length: peak_memory(length) for length in (4096, 8192)}
+    print(f"linear attention, memory at N 8192 / 4096: {memory[8192] / memory[4096]:.2f} ({memory[8192]:.0f} MiB)")
+    for vocabulary, n_heads in ((50257, 4), (257, 4), (257, 8)):
+        repeats = options.repeats if vocabulary > 257 else 3 * options.repeats
+        ratio, softmax, sd = step_ratio(vocabulary, n_heads, repeats)
+        print(
+            f"S-D step / softmax step, d 256, 6 layers, {n_heads} heads, L {LENGTH}, vocabulary {vocabulary}: "
+            f"{ratio:.3f} ({sd:.3f} s / {softmax:.3f} s; target 1.25)"
+        )
+    linear_pass(8192)
+    times = {length: min(linear_pass(length) for _ in range(5 * options.repeats)) for length in (4096, 8192)}
+    print(f"linear attention, time at N 8192 / 4096: {times[8192] / times[4096]:.2f} (target 2.2)")
+    for kind in ("elu", "sd_linear", "softmax"):
+        sizes = [state_bytes(kind, n) for n in (16, 1024)]
+        print(f"cache of {kind} after 16 and 1,024 tokens: {sizes[0]:,} and {sizes[1]:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

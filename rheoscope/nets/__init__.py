@@ -1,0 +1,1 @@
+"""Networks that rheoscope trains: seven kinds of attention in one decoder, an ordinary transformers model."""
