@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from rheoscope.corpus.tokens import Framing, TokenText
 from rheoscope.errors import RheoscopeError
+
+
+FEWEST_DOCUMENTS = 8  # for a standard error over documents; with fewer, errors are taken over windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,24 @@ class Corpus:
         return len(self.document_names)
 
     @property
+    def unit(self) -> str:
+        """What errors are taken over: documents, or windows where there are fewer than FEWEST_DOCUMENTS of them.
+
+        Windows of one document resemble one another, so errors over windows may be somewhat too small.
+        """
+        return "document" if self.n_documents >= FEWEST_DOCUMENTS else "window"
+
+    @property
+    def units(self) -> Int64[np.ndarray, "window"]:
+        """The number of the unit that each window belongs to."""
+        return self.documents if self.unit == "document" else np.arange(self.n_windows)
+
+    def of_windows(self, windows: Int[np.ndarray, "chosen"]) -> "Corpus":
+        """The corpus of some windows alone, in the given order; documents keep their numbers."""
+        parts = ("tokens", "lengths", "documents", "starts", "n_bytes")
+        return replace(self, **{part: getattr(self, part)[windows] for part in parts})
+
+    @property
     def n_tokens(self) -> int:
         """Number of tokens in all windows, special tokens included and padding left out."""
         return int(self.lengths.sum())
@@ -82,6 +103,7 @@ class Corpus:
             "window": self.window,
             "tokens": self.n_tokens,
             "first_tokens": list(self.first_tokens),
+            "error_unit": self.unit,
             "tail": self.tail,
             "packed": self.packed,
             "left_out": dict(self.left_out),

@@ -51,10 +51,11 @@ class Loss(Instrument):
 
     def finalize(self) -> xr.Dataset:
         seen = self.window_tokens > 0
-        units, n_bytes = self.corpus.units[seen], self.corpus.n_bytes[seen]
-        nll, tokens = self.window_nll[seen], self.window_tokens[seen]
-        mean, mean_se, n = ratio_of_sums(nll, tokens, units)
-        per_byte, per_byte_se, _ = ratio_of_sums(nll / math.log(2), n_bytes, units)
+        nll, tokens, n_bytes = self.window_nll[seen], self.window_tokens[seen], self.corpus.n_bytes[seen]
+        units = self.corpus.units[seen]
+        nll_of_unit, tokens_of_unit, bytes_of_unit = (np.bincount(units, x) for x in (nll, tokens, n_bytes))
+        mean, mean_se, n = (part.item() for part in ratio_of_sums(nll_of_unit, tokens_of_unit))
+        per_byte, per_byte_se, _ = (part.item() for part in ratio_of_sums(nll_of_unit / math.log(2), bytes_of_unit))
         documents, place = np.unique(self.corpus.documents[seen], return_inverse=True)
         document_tokens = np.bincount(place, tokens)
         with np.errstate(invalid="ignore"):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -121,6 +122,19 @@ class Attention:
         """Put another q, k or v in place; everything that follows is computed anew."""
         setattr(self, name, value)
         self._scores = self._probs = self._z = None
+
+    def of_rows(self, rows: Int[np.ndarray, "row"]) -> Attention:
+        """The same call for some windows of the batch alone, with memory of its own."""
+        part = replace(self, q=self.q[rows], k=self.k[rows], v=self.v[rows], workspace=Workspace(), _z=None)
+        part.mask = self.mask if self.mask is None or self.mask.shape[0] == 1 else self.mask[rows]
+        part._scores, part._probs = (None if x is None else x[rows] for x in (self._scores, self._probs))
+        return part
+
+    def scores_of_head(self, head: int) -> Float[Tensor, "batch query key"]:
+        """Raw scores of one head: a fresh tensor."""
+        if self._scores is not None:
+            return self._scores[:, head].clone()
+        return self.q[:, head] @ self.k[:, head // self.n_rep].mT * self.scale
 
     def _products(self, workspace: Workspace | None) -> Tensor:
         batch, heads, n_query, d_head = self.q.shape

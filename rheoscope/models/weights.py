@@ -73,6 +73,22 @@ class HeadWeights:
             return torch.ones(self.view.d_model, dtype=self.view.dtype, device=self.view.device)
         return weight + 1 if family.unit_offset else weight
 
+    def kernel(self, layer: int) -> tuple[Float[Tensor, "head d_model d_head"], Float[Tensor, "head d_model d_head"]]:
+        """W_Q and W_K with the gains of the norm before attention and of the QK-norm folded in."""
+        gain, family = self.gain(layer)[:, None], self.view.family
+        q_gain = self._qk_gain(layer, family.q_norm, self.view.n_heads)
+        k_gain = self._repeated(self._qk_gain(layer, family.k_norm, self.view.n_kv_heads))
+        return gain * self.W_Q(layer) * q_gain, gain * self.W_K(layer) * k_gain
+
+    def _qk_gain(self, layer: int, path: str | None, heads: int) -> Float[Tensor, "head 1 d_head"]:
+        """Gain of a QK-norm per head and coordinate; ones where there is none."""
+        gain = torch.ones(heads, 1, self.view.d_head, dtype=self.view.dtype, device=self.view.device)
+        if path is None:
+            return gain
+        weights = [weight for name, weight in self.view.part(layer, path).named_parameters() if "weight" in name]
+        weight = torch.cat([weight.reshape(-1, self.view.d_head) for weight in weights])[:, None]
+        return gain * (weight + 1 if self.view.family.unit_offset else weight)
+
     def projected(
         self, layer: int, x: Float[Tensor, "batch position d_model"], positions: Int[Tensor, "position"]
     ) -> tuple[Float[Tensor, "batch head position d_head"], Float[Tensor, "batch head position d_head"]]:
