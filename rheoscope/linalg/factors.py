@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import RheoscopeError
 
 # Cholesky of the Gram matrix moves each singular value of S, F or M by a share of at most about 1e-15 tr(C^-1), with C
-# the Gram of the columns at unit length. Heads of a trained 135 M model have tr(C^-1) up to 4e5. Above the limit: QR.
+# the Gram of the columns at unit length. Heads of a trained 135 M model have 1e5 at most. Above the limit: QR.
 GRAM_LIMIT = 1e6
 
 
@@ -30,9 +30,11 @@ def score_factors(
     for its group. Positions where `valid` is False are left out. Raises RheoscopeError on values that are not finite.
     """
     Q, K = as_float64(Q), as_float64(repeated_keys(Q, K))
-    mark = Q.new_ones(Q.shape[:-1]) if valid is None else valid.to(Q).expand(Q.shape[:-1])
-    X = torch.cat([(mark / mark.sum(-1, keepdim=True).clamp(min=1).sqrt())[..., None], Q * scale, K], -1)
-    return triangular_factor(X if valid is None else X.masked_fill(~valid[..., None], 0))[..., 1:]
+    mark = Q.new_ones((*Q.shape[:-1], 1)) if valid is None else valid.to(Q)[..., None].expand(*Q.shape[:-1], 1)
+    X = torch.cat([mark / mark.sum(-2, keepdim=True).clamp(min=1).sqrt(), Q, K], -1)
+    T = triangular_factor(X if valid is None else X.masked_fill(mark == 0, 0))[..., 1:]
+    T[..., : Q.shape[-1]] *= scale
+    return T
 
 
 @torch.no_grad()
@@ -59,7 +61,7 @@ def rotated_keys(
 ) -> Float64[Tensor, "*batch lag row column"]:
     """Factors of Q R K^T for every rotation R: the lag-dependent kernels W_Q R_lag W_K^T of a model with RoPE.
 
-    Reduced once, then rotated in the small factor as K R^T. A core takes 130 kB at d_head 64: some dozens of lags at once.
+    Reduced once, then rotated in the small factor as K R^T. A core takes 130 kB at d_head 64: pass some dozens of lags.
     """
     T_Q, T_K = split_factors(T[..., None, :, :])
     T_K = T_K @ as_float64(rotations).mT
