@@ -138,11 +138,12 @@ def text_summary(split: str, text: corpus.Corpus) -> dict[str, object]:
 
 README = """# The built-in model
 
-A decoder of {parameters:,} parameters (Hugging Face `gpt2`: 6 layers, 8 heads, d_model 112, context {window}), small enough to
-ship and trained enough to have structure. It has read one thing: the manual that every CPython carries
+A decoder of {parameters:,} parameters (Hugging Face `gpt2`: 6 layers, 8 heads, d_model 112, context {window}), small
+enough to ship and trained enough to have structure. It has read one thing: the manual that every CPython carries
 (`pydoc_data.topics` and docstrings of the standard library). It is for trying rheoscope out and for tests.
 
-Loss on {documents} documents of that manual that it was not trained on ({bytes:,} bytes, {tokens:,} tokens, Python {python}):
+Loss on {documents} documents of that manual that it was not trained on ({bytes:,} bytes, {tokens:,} tokens,
+Python {python}):
 
 | | nats/token | ± | bits/byte |
 |---|---|---|---|
