@@ -12,9 +12,9 @@ import torch
 import transformers
 from jaxtyping import Int
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from transformers import AutoModel, PreTrainedModel
+
+from rheoscope.models.precision import Float64Throughout as Float64Throughout
 
 VOCAB = 61
 WINDOW = 5
@@ -277,21 +277,3 @@ def input_ids(
     """Random token ids, special tokens left out."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, model.config.vocab_size, (batch, length), generator=generator).to(model.device)
-
-
-class Float64Throughout(TorchFunctionMode):
-    """A block of code in which models keep float64: their casts of float64 down to float32 do nothing.
-
-    Most norms, eager softmaxes and some rotations are written in float32, so that a float64 model is otherwise good
-    to 1e-7 only. Cosines and sines of positions still come from float32 angles.
-    """
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
-            if func is Tensor.float:
-                return args[0]
-            if func in (Tensor.to, functional.softmax):
-                args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
-                kwargs = {key: torch.float64 if arg is torch.float32 else arg for key, arg in kwargs.items()}
-        return func(*args, **kwargs)

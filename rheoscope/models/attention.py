@@ -1,27 +1,16 @@
 """Attention as the model is about to compute it: post-RoPE q, k, v, mask, scale, soft-cap, sinks, and what follows.
 
-transformers hands every attention call of a model to a function registered under a name. Ours is `rheoscope`: it
-builds an `Attention`, lets the taps of that layer read or replace its parts, and returns z. Without taps it is SDPA.
+What the model calls is in interface.py; the arithmetic is here. Where no map is asked for it is fused SDPA.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-IMPLEMENTATION = "rheoscope"
-
-# Attention module -> the callable that taps it. Weak: a tap never keeps a model alive.
-_TAPPED: weakref.WeakKeyDictionary[nn.Module, Callable[[nn.Module, Attention], None]] = weakref.WeakKeyDictionary()
 
 
 @dataclass
@@ -197,66 +186,3 @@ class Attention:
             scale=self.scale,
             is_causal=mask is None and self.causal and self.q.shape[2] > 1,
         )
-
-
-def _tapped_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    sliding_window: int | None = None,
-    is_causal: bool | None = None,
-    position_bias: Tensor | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """transformers' attention call: build the `Attention`, let the taps at it, return z as [batch query head d]."""
-    attention = Attention(
-        q=query,
-        k=key,
-        v=value,
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        softcap=softcap,
-        sinks=s_aux,
-        window=sliding_window,
-        causal=getattr(module, "is_causal", True) if is_causal is None else is_causal,
-        mask=attention_mask,
-        bias=position_bias,
-        dropout=dropout,
-    )
-    tap = _TAPPED.get(module)
-    if tap is not None:
-        tap(module, attention)
-    return attention.z.transpose(1, 2).contiguous(), None
-
-
-@contextmanager
-def attention_by(model: nn.Module, implementation: str = IMPLEMENTATION) -> Iterator[None]:
-    """Let a model attend by another implementation while the block lasts; its configurations are then as before.
-
-    The mask function is registered with the attention function: without one transformers builds no mask and causality
-    is silently lost.
-    """
-    AttentionInterface.register(IMPLEMENTATION, _tapped_attention)
-    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
-    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
-    before = {key: config._attn_implementation_internal for key, config in configs.items()}
-    try:
-        for config in configs.values():
-            config._attn_implementation_internal = implementation
-        yield
-    finally:
-        for key, config in configs.items():
-            config._attn_implementation_internal = before[key]
-
-
-def set_tap(module: nn.Module, tap: Callable[[nn.Module, Attention], None] | None) -> None:
-    """Let `tap` at every attention call of `module`, or nobody when it is None."""
-    if tap is None:
-        _TAPPED.pop(module, None)
-    else:
-        _TAPPED[module] = tap

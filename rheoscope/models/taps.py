@@ -11,25 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from ..errors import Refused, RheoscopeError
-from .attention import Attention, attention_by, set_tap
 from .families import Residual
+from .interface import PARTS, LayerTaps, Tap, attention_by, attention_tapped, replacement
 
 if TYPE_CHECKING:
     from .view import ModelView
-
-Tap = Callable[[int, Any], Any]
 
 # Residual sites [batch position d_model]; attn_in and ffn_in are what the two modules are given (after their norm).
 RESIDUAL_SITES = ("resid_pre", "attn_in", "attn_out", "resid_mid", "ffn_in", "ffn_out", "resid_post")
 # Attention sites: q k v and z [batch head position d], attn_scores and attn_probs [batch head query key].
 # `attention` is read only: the whole Attention, after every replacement.
-ATTENTION_SITES = ("q", "k", "v", "attn_scores", "attn_probs", "z", "attention")
+ATTENTION_SITES = (*PARTS, "attention")
 SITES = (*RESIDUAL_SITES, *ATTENTION_SITES)
 
 
@@ -49,6 +48,9 @@ def tapped(view: ModelView, taps: Mapping[str, Tap], *, layers: Collection[int] 
         if reason:
             raise Refused(reason)
     with ExitStack() as undo:
+        if any(site in taps for site in RESIDUAL_SITES):
+            hook = view.blocks[0].register_forward_pre_hook(partial(_note_batch_size, view), with_kwargs=True)
+            undo.callback(hook.remove)
         attention = {site: tap for site, tap in taps.items() if site in ATTENTION_SITES}
         if attention:
             _install_attention(view, attention, chosen, undo)
@@ -56,15 +58,19 @@ def tapped(view: ModelView, taps: Mapping[str, Tap], *, layers: Collection[int] 
             if site in RESIDUAL_SITES:
                 for layer in chosen:
                     _install_residual(view, site, partial(tap, layer), layer, undo)
-        if any(site in taps for site in RESIDUAL_SITES):
-            hook = view.blocks[0].register_forward_pre_hook(partial(_note_batch_size, view), with_kwargs=True)
-            undo.callback(hook.remove)
         yield
 
 
 def refusal(view: ModelView, site: str) -> str | None:
     """Why this model has no such site, with the way out; None where it has it."""
-    if site in ("resid_pre", "resid_post", *ATTENTION_SITES):
+    if site in ATTENTION_SITES:
+        return None
+    if not view.one_stream:
+        return (
+            f"{site} asked for; the layers of {view.model_type} do not hand one stream [batch position d_model] from "
+            f"each to the next: use the attention sites {', '.join(ATTENTION_SITES)}"
+        )
+    if site in ("resid_pre", "resid_post"):
         return None
     if view.family is None:
         return (
@@ -77,42 +83,22 @@ def refusal(view: ModelView, site: str) -> str | None:
 
 
 def _install_attention(view: ModelView, taps: Mapping[str, Tap], layers: Collection[int], undo: ExitStack) -> None:
-    entry = (taps, frozenset(layers))
-    if not view.attention_taps:
-        undo.enter_context(attention_by(view.model))
-        for layer, module in enumerate(view.attentions):
-            undo.callback(set_tap, module, None)
-            set_tap(module, partial(_tap_attention, view, layer))
-    view.attention_taps.append(entry)
-    undo.callback(view.attention_taps.remove, entry)
-
-
-def _tap_attention(view: ModelView, layer: int, _module: nn.Module, attention: Attention) -> None:
-    """All attention taps of one layer, in the order of the computation, outer blocks first."""
-    attention.workspace = view.workspace
-    active = [taps for taps, layers in view.attention_taps if layer in layers]
-    for name in ("q", "k", "v"):
-        for taps in active:
-            if name in taps and (new := taps[name](layer, getattr(attention, name))) is not None:
-                attention.replace_input(name, new)
-    for site, attribute in (("attn_scores", "scores"), ("attn_probs", "probs"), ("z", "z")):
-        for taps in active:
-            if site in taps and (new := taps[site](layer, getattr(attention, attribute))) is not None:
-                setattr(attention, attribute, new)
-    for taps in active:
-        if "attention" in taps:
-            taps["attention"](layer, attention)
+    """The attention taps of the chosen layers."""
+    undo.enter_context(attention_by(view.model))
+    for layer in layers:
+        entry = LayerTaps(layer, taps, view.workspace)
+        undo.enter_context(attention_tapped(view.attentions[layer], entry))
 
 
 def _install_residual(view: ModelView, site: str, tap: Callable[[Tensor], Any], layer: int, undo: ExitStack) -> None:
     """One hook at one residual site of one layer."""
     module, where = _place(view, site, layer)
+    scale = view.multiplier if site in ("attn_out", "ffn_out") else 1.0
+    hook = _ResidualTap(view, site, tap, scale, in_place=where == "stream")
     if where == "output":
-        scale = view.multiplier if site in ("attn_out", "ffn_out") else 1.0
-        undo.callback(module.register_forward_hook(partial(_on_output, tap, scale, view)).remove)
+        undo.callback(module.register_forward_hook(hook.at_output).remove)
     else:
-        hook = partial(_on_input, tap, view, where == "stream")
-        undo.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        undo.callback(module.register_forward_pre_hook(hook.at_input, with_kwargs=True).remove)
 
 
 def _place(view: ModelView, site: str, layer: int) -> tuple[nn.Module, str]:
@@ -137,33 +123,40 @@ def _place(view: ModelView, site: str, layer: int) -> tuple[nn.Module, str]:
     return part(layer, family.norm_ffn or family.ffn[0]), "stream"
 
 
-def _on_input(tap: Callable, view: ModelView, in_place: bool, _module: nn.Module, args: tuple, kwargs: dict) -> Any:
-    """Hand the first input to the tap; put the replacement in its place."""
-    x = args[0] if args else kwargs["hidden_states"]
-    new = tap(_as_batch(x, view))
-    if new is None:
-        return None
-    new = new.reshape(x.shape)
-    if in_place:
-        x.copy_(new)
-        return None
-    return ((new, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": new})
+@dataclass(frozen=True)
+class _ResidualTap:
+    """A tap as a hook of a module, which sees [batch position d_model] times the family's residual multiplier."""
 
+    view: ModelView
+    site: str
+    tap: Callable[[Tensor], Any]
+    scale: float
+    in_place: bool
 
-def _on_output(tap: Callable, scale: float, view: ModelView, _module: nn.Module, _args: tuple, output: Any) -> Any:
-    """Hand the output, times the family's residual multiplier, to the tap; put the replacement in its place."""
-    x = output[0] if isinstance(output, tuple) else output
-    seen = _as_batch(x, view)
-    new = tap(seen if scale == 1.0 else seen * scale)
-    if new is None:
-        return None
-    new = (new if scale == 1.0 else new / scale).reshape(x.shape)
-    return (new, *output[1:]) if isinstance(output, tuple) else new
+    def at_input(self, _module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        """Hand the module's first input to the tap; put the replacement in its place."""
+        x = args[0] if args else kwargs["hidden_states"]
+        new = self._replacement(x)
+        if new is None:
+            return None
+        if self.in_place:
+            x.copy_(new)
+            return None
+        return ((new, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": new})
 
+    def at_output(self, _module: nn.Module, _args: tuple, output: Any) -> Any:
+        """Hand the module's output to the tap; put the replacement in its place."""
+        new = self._replacement(output[0] if isinstance(output, tuple) else output)
+        return (new, *output[1:]) if new is not None and isinstance(output, tuple) else new
 
-def _as_batch(x: Tensor, view: ModelView) -> Tensor:
-    """[batch position d_model] also where a family flattens batch and position (OPT)."""
-    return x if x.dim() == 3 else x.unflatten(0, (view.batch_size, -1))
+    def _replacement(self, x: Tensor) -> Tensor | None:
+        """What the tap makes of x, in the shape of x (OPT flattens batch and position)."""
+        seen = x if x.dim() == 3 else x.unflatten(0, (self.view.batch_size, -1))
+        seen = seen if self.scale == 1.0 else seen * self.scale
+        new = replacement(self.site, self.tap(seen), seen)
+        if new is None:
+            return None
+        return (new if self.scale == 1.0 else new / self.scale).reshape(x.shape)
 
 
 def _note_batch_size(view: ModelView, _block: nn.Module, args: tuple, kwargs: dict) -> None:

@@ -6,33 +6,38 @@ runs: afterwards its parameters point at the trained numbers again, which were n
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
 
-from ..errors import Refused
+from ..errors import Refused, RheoscopeError
 from .view import ModelView
+
+_RUNNING: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models with an untrained null under way
 
 
 @contextmanager
 def untrained(view: ModelView, seed: int) -> Iterator[None]:
-    """Run every block and embedding with freshly initialised weights while the block lasts.
+    """Run every block and embedding with freshly initialised weights while the block lasts; the head stays as it is.
 
     Initialisation is the model's own (`_init_weights`), reproducible to the seed. Raises Refused for offloaded or
-    quantised weights, whose parameters cannot be exchanged.
+    quantised weights, whose parameters cannot be exchanged, RheoscopeError inside another such block.
     """
     if any(p.is_meta or not p.is_floating_point() for p in view.model.parameters()):
         raise Refused("an untrained null was asked for; the weights are offloaded or quantised: measure without nulls")
-    swapped = _Swapped(view)
+    if view.model in _RUNNING:
+        raise RheoscopeError("an untrained null was asked for inside another of the same model: end that one first")
+    swaps = [_Swap(view, module, seed * 10_007 + index) for index, module in enumerate(_groups(view))]
     with ExitStack() as undo:
-        undo.callback(swapped.restore_all)
-        for index, module in enumerate(_groups(view)):
-            draw = seed * 10_007 + index
-            hook = module.register_forward_pre_hook(lambda m, _args, draw=draw: swapped.exchange(m, draw))
-            undo.callback(hook.remove)
-            undo.callback(module.register_forward_hook(lambda m, _args, _out: swapped.restore(m)).remove)
+        _RUNNING.add(view.model)
+        undo.callback(_RUNNING.discard, view.model)
+        for swap in swaps:
+            undo.callback(swap.restore)
+            undo.callback(swap.module.register_forward_pre_hook(swap.exchange).remove)
+            undo.callback(swap.module.register_forward_hook(swap.restore, always_call=True).remove)
         yield
 
 
@@ -48,33 +53,35 @@ def _groups(view: ModelView) -> list[nn.Module]:
     return [*view.blocks, *outside]
 
 
-class _Swapped:
-    """The trained tensors of the modules that run on random ones at the moment."""
+class _Swap:
+    """One block, with all inside it, or one other module alone; and its trained tensors while it runs on random ones."""
 
-    def __init__(self, view: ModelView):
-        self.view = view
-        self.trained: dict[nn.Module, dict[nn.Parameter, torch.Tensor]] = {}
+    def __init__(self, view: ModelView, module: nn.Module, seed: int):
+        self.view, self.module, self.seed = view, module, seed
+        self.whole = any(module is block for block in view.blocks)
+        self.trained: dict[nn.Parameter, torch.Tensor] = {}
 
-    def exchange(self, module: nn.Module, seed: int) -> None:
-        parameters = list(module.parameters())
-        self.trained[module] = {parameter: parameter.data for parameter in parameters}
+    def exchange(self, *_: object) -> None:
+        """Fresh weights in, trained ones kept. First restores what a pass that broke off may have left."""
+        self.restore()
+        parameters = list(self.module.parameters(recurse=self.whole))
+        self.trained = {parameter: parameter.data for parameter in parameters}
         marks = {parameter: getattr(parameter, "_is_hf_initialized", None) for parameter in parameters}
+        initialise = self.view.model._init_weights
         with torch.random.fork_rng(devices=[self.view.device] if self.view.device.type == "cuda" else []):
-            torch.manual_seed(seed)
+            torch.manual_seed(self.seed)
             for parameter in parameters:
                 parameter.data = torch.zeros_like(parameter.data)
                 parameter._is_hf_initialized = False  # or transformers leaves it as it is
-            module.apply(self.view.model._init_weights)
+            self.module.apply(initialise) if self.whole else initialise(self.module)
         for parameter, mark in marks.items():
             if mark is None:
                 del parameter._is_hf_initialized
             else:
                 parameter._is_hf_initialized = mark
 
-    def restore(self, module: nn.Module) -> None:
-        for parameter, data in self.trained.pop(module, {}).items():
+    def restore(self, *_: object) -> None:
+        """The trained weights back in their place."""
+        for parameter, data in self.trained.items():
             parameter.data = data
-
-    def restore_all(self) -> None:
-        for module in list(self.trained):
-            self.restore(module)
+        self.trained = {}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import re
 from contextlib import AbstractContextManager
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,9 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import Refused
-from .attention import Attention, Workspace, attention_by, set_tap
+from .attention import Workspace
 from .families import FAMILIES, REFUSED, REFUSED_KINDS, Family
-from .taps import Tap, tapped
+from .interface import Tap
+from .probe import attention_calls, numbered_blocks, one_stream, sees_the_future
+from .taps import tapped
 from .weights import HeadWeights
 
 if TYPE_CHECKING:
@@ -44,45 +44,40 @@ class ModelView:
         self.family: Family | None = row.resolved(model.config) if row else None
         self.workspace = Workspace()
         self.batch_size = 1  # of the pass under way, noted by the taps
-        self.attention_taps: list[tuple[Mapping[str, Tap], Collection[int]]] = []
         self._find_layers()
 
     def _find_layers(self) -> None:
-        """Sizes, blocks and attention modules, from one forward pass of a few tokens through the tapped attention."""
-        calls = _attention_calls(self.model)
-        if not calls:
-            raise Refused(
-                f"{self.model_type} makes no call of transformers' attention interface, so there is no attention to "
-                "read: it is recurrent, or it computes attention inside its own module"
-            )
-        names = {id(module): name for name, module in self.model.named_modules()}
+        """Sizes, blocks and attention modules, from what the model does with a few tokens."""
+        calls = attention_calls(self.model)
         self.attentions = [module for module, _ in calls]
         if len({id(module) for module in self.attentions}) < len(self.attentions):
-            raise Refused(f"{self.model_type} calls one attention module more than once; shared layers are not handled")
+            raise Refused(
+                f"{self.model_type} calls one attention module more than once: shared layers are not handled; "
+                "use a family of docs/families.md"
+            )
         if self.family is not None:
             self.blocks = list(part(self.model.base_model, self.family.blocks))
             n_blocks = len(self.blocks)
         else:
-            paths = [_block_name(names[id(module)]) for module in self.attentions]
-            self.blocks = [self.model.get_submodule(path) for path in paths]
-            n_blocks = len(self.model.get_submodule(paths[0].rpartition(".")[0]))
+            self.blocks, n_blocks = numbered_blocks(self.model, self.attentions)
         if n_blocks != len(self.attentions):
             raise Refused(
-                f"{self.model_type} has {n_blocks} layers, {len(self.attentions)} of which call attention: "
-                "hybrids with recurrent layers are not handled"
+                f"{self.model_type} has {n_blocks} layers and calls attention {len(self.attentions)} times: hybrids "
+                "with recurrent layers and blocks with several attentions are not handled; "
+                "use a family of docs/families.md"
             )
-        first = calls[0][1]
-        self.n_layers = len(self.blocks)
-        self.n_heads, self.n_kv_heads = first.q.shape[1], first.k.shape[1]
-        self.d_head, self.d_value = first.q.shape[-1], first.v.shape[-1]
-        shapes = {(a.q.shape[1], a.k.shape[1], a.q.shape[-1]) for _, a in calls}
+        shapes = {(a.q.shape[1], a.k.shape[1], a.q.shape[-1], a.v.shape[-1]) for _, a in calls}
         if len(shapes) > 1:
             raise Refused(
-                f"{self.model_type} has layers of different head counts or sizes {sorted(shapes)}: not handled"
+                f"{self.model_type} has layers of different head counts or sizes {sorted(shapes)}: "
+                "not handled; use a family of docs/families.md"
             )
+        self.n_layers = len(self.blocks)
+        self.n_heads, self.n_kv_heads, self.d_head, self.d_value = shapes.pop()
         self.scales = [attention.scale for _, attention in calls]
         self.windows = [attention.window for _, attention in calls]
-        self.causal = all(attention.causal for _, attention in calls)
+        self.causal = not any(sees_the_future(attention) for _, attention in calls)
+        self.one_stream = one_stream(self.model, self.blocks)
         self.d_model: int = self.config.get_text_config().hidden_size
 
     @property
@@ -100,16 +95,37 @@ class ModelView:
     @property
     def context(self) -> int | None:
         """The longest window the model takes; None where its positions have no bound."""
-        text = self.config.get_text_config()
-        limit = getattr(text, "max_position_embeddings", None)
-        if limit and self.model_type == "roberta":
-            limit -= text.pad_token_id + 1  # positions are numbered from the padding token's id on
-        return limit
+        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        return limit - self.first_position if limit else None
+
+    @cached_property
+    def first_position(self) -> int:
+        """The id of the first position: past the padding token's where the position table has a row for padding."""
+        words = self.model.get_input_embeddings()
+        length = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        tables = [m for m in self.model.modules() if isinstance(m, nn.Embedding) and m is not words]
+        padding = [m.padding_idx for m in tables if m.padding_idx is not None and m.num_embeddings == length]
+        return max(padding, default=-1) + 1
+
+    @property
+    def pad_token(self) -> int:
+        """The configuration's padding token; 0 where it names none."""
+        return getattr(self.config.get_text_config(), "pad_token_id", None) or 0
+
+    @property
+    def takes_positions(self) -> bool:
+        """Whether the model can be told positions, as padding on the left needs."""
+        return "position_ids" in inspect.signature(self.model.forward).parameters
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the model gives a logit to every word at every position."""
+        return self.model.get_output_embeddings() is not None
 
     @property
     def has_loss(self) -> bool:
         """Whether the model predicts the next token."""
-        return self.causal and self.model.get_output_embeddings() is not None
+        return self.causal and self.has_head
 
     @property
     def multiplier(self) -> float:
@@ -145,18 +161,32 @@ class ModelView:
         return tapped(self, taps, layers=layers)
 
     def forward(
-        self, tokens: Int[Tensor, "batch position"], valid: Bool[Tensor, "batch position"] | None = None
+        self,
+        tokens: Int[Tensor, "batch position"],
+        valid: Bool[Tensor, "batch position"] | None = None,
+        *,
+        head: bool = True,
     ) -> Float[Tensor, "batch position out"]:
-        """Logits, or the last hidden state of a model without a head. Padding (`valid` False) may be left or right."""
+        """Logits; the last hidden state without `head`, or where the model has none. Padding may be left or right.
+
+        Raises Refused for padding on the left of a model that counts positions from the start of the row.
+        """
+        head = head and self.has_head
+        model = self.model if head else self.model.base_model
+        accepted = inspect.signature(model.forward).parameters
         tokens = tokens.to(self.device)
         mask = torch.ones_like(tokens) if valid is None else valid.to(tokens)
-        inputs: dict[str, Tensor] = {"input_ids": tokens, "attention_mask": mask}
-        if not bool(mask[:, 0].all()) and "position_ids" in inspect.signature(self.model.forward).parameters:
-            inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-        if "use_cache" in inspect.signature(self.model.forward).parameters:
+        inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask}
+        if not bool(mask[:, 0].all()):
+            if not self.takes_positions:
+                raise Refused(f"padding on the left given; {self.model_type} takes no position ids: pad on the right")
+            inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0) + self.first_position
+        if "use_cache" in accepted:
             inputs["use_cache"] = False
-        output = self.model(**inputs)
-        return output.logits if "logits" in output else output.last_hidden_state
+        output = model(**inputs)
+        if not head:
+            return output.last_hidden_state
+        return output.logits if "logits" in output else output.prediction_logits
 
 
 def part(root: nn.Module, path: str) -> nn.Module:
@@ -169,28 +199,3 @@ def refuse_config(config: object) -> None:
     kinds = [why for flag, why in REFUSED_KINDS.items() if getattr(config, flag, None)]
     for why in [*([REFUSED[config.model_type]] if config.model_type in REFUSED else []), *kinds]:
         raise Refused(f"{config.model_type} {why}: it cannot be read exactly; use a family of docs/families.md")
-
-
-@torch.no_grad()
-def _attention_calls(model: PreTrainedModel, n_tokens: int = 4) -> list[tuple[nn.Module, Attention]]:
-    """Every module that calls the attention interface, in order, with its first call."""
-    calls: list[tuple[nn.Module, Attention]] = []
-    modules = list(model.modules())
-    tokens = torch.zeros(1, n_tokens, dtype=torch.long, device=model.get_input_embeddings().weight.device)
-    try:
-        for module in modules:
-            set_tap(module, lambda module, attention: calls.append((module, copy.copy(attention))))
-        with attention_by(model):
-            model.base_model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
-    finally:
-        for module in modules:
-            set_tap(module, None)
-    return calls
-
-
-def _block_name(attention: str) -> str:
-    """The name of the block that holds an attention module: up to the last number in its path."""
-    found = re.match(r"(.*\.\d+|\d+)(\.|$)", attention)
-    if found is None:
-        raise Refused(f"attention module {attention!r} stands in no numbered block: the layers cannot be told apart")
-    return found.group(1)
