@@ -54,12 +54,15 @@ def tidy_tables(dataset: xr.Dataset, instrument: str) -> dict[str, pd.DataFrame]
         is_text = dataset[name].dtype.kind in "OUS"
         place = "_".join(map(str, dataset[name].dims)) or "scalars"
         table = f"{instrument}.{place}_text" if is_text else f"{instrument}.{place}"
-        parts[table].append(_rows(dataset[name], beside))
+        parts[table].append(_rows(dataset[name], beside, n=dataset.attrs.get("n", np.nan)))
     return {table: _ordered(pd.concat(rows, ignore_index=True)) for table, rows in sorted(parts.items())}
 
 
-def _rows(value: xr.DataArray, beside: dict[str, xr.DataArray]) -> pd.DataFrame:
-    """One row per place. A sibling that varies along fewer dims (a null that is one number) is repeated."""
+def _rows(value: xr.DataArray, beside: dict[str, xr.DataArray], *, n: float) -> pd.DataFrame:
+    """One row per place. A sibling that varies along fewer dims (a null that is one number) is repeated.
+
+    n: number of documents of the whole dataset, for a quantity that does not state its own.
+    """
     columns = {"value": value, **{role: other.broadcast_like(value) for role, other in beside.items()}}
     places = np.indices(value.shape).reshape(value.ndim, value.size)
     table = {dim: value[dim].values[index] for dim, index in zip(value.dims, places, strict=True)}
@@ -70,7 +73,7 @@ def _rows(value: xr.DataArray, beside: dict[str, xr.DataArray]) -> pd.DataFrame:
     table["quantity"] = np.full(value.size, value.name, dtype=object)
     for role, array in columns.items():
         table[role] = array.transpose(*value.dims).values.ravel()
-    table["n"] = np.full(value.size, value.attrs.get("n", np.nan))
+    table["n"] = np.full(value.size, value.attrs.get("n", n))
     table["unit"] = np.full(value.size, value.attrs.get("units", ""), dtype=object)
     return pd.DataFrame(table)
 

@@ -32,8 +32,8 @@ class Framing:
 class TokenText:
     """The tokens of a document; `n_bytes` are the UTF-8 bytes that each adds, NaN where the tokenizer does not tell."""
 
-    ids: Int32[np.ndarray, "token"]
-    n_bytes: Int64[np.ndarray, "token"] | Float64[np.ndarray, "token"]
+    ids: Int32[np.ndarray, " token"]
+    n_bytes: Int64[np.ndarray, " token"] | Float64[np.ndarray, " token"]
 
 
 def framing(tokenizer: PreTrainedTokenizerBase, *, bos: str = "auto") -> Framing:
@@ -115,7 +115,7 @@ def _fast_encoder(backend: Tokenizer) -> Callable[[str], TokenText]:
     return encode
 
 
-def _bytes_from_ends(ends: Int64[np.ndarray, "token"], text: str) -> Int64[np.ndarray, "token"]:
+def _bytes_from_ends(ends: Int64[np.ndarray, " token"], text: str) -> Int64[np.ndarray, " token"]:
     """Bytes between the end of the token before and a token's own end, so that they add up to the text.
 
     A character in several tokens counts with the first; what belongs to no token (white space that BERT drops) with

@@ -31,10 +31,10 @@ class Corpus:
     """
 
     tokens: Int32[np.ndarray, "window position"]
-    lengths: Int32[np.ndarray, "window"]
-    documents: Int64[np.ndarray, "window"]
-    starts: Int64[np.ndarray, "window"]
-    n_bytes: Int64[np.ndarray, "window"] | Float64[np.ndarray, "window"]
+    lengths: Int32[np.ndarray, " window"]
+    documents: Int64[np.ndarray, " window"]
+    starts: Int64[np.ndarray, " window"]
+    n_bytes: Int64[np.ndarray, " window"] | Float64[np.ndarray, " window"]
     framing: Framing
     bos_id: int | None
     sources: tuple[str, ...]
@@ -69,11 +69,11 @@ class Corpus:
         return "document" if self.n_documents >= FEWEST_DOCUMENTS else "window"
 
     @property
-    def units(self) -> Int64[np.ndarray, "window"]:
+    def units(self) -> Int64[np.ndarray, " window"]:
         """The number of the unit that each window belongs to."""
         return self.documents if self.unit == "document" else np.arange(self.n_windows)
 
-    def of_windows(self, windows: Int[np.ndarray, "chosen"]) -> "Corpus":
+    def of_windows(self, windows: Int[np.ndarray, " chosen"]) -> "Corpus":
         """The corpus of some windows alone, in the given order; documents keep their numbers."""
         parts = ("tokens", "lengths", "documents", "starts", "n_bytes")
         return replace(self, **{part: getattr(self, part)[windows] for part in parts})
@@ -113,7 +113,7 @@ class Corpus:
 class Piece(NamedTuple):
     """The text tokens of one window; `document` counts the documents read, `start` the text tokens before it."""
 
-    ids: Int32[np.ndarray, "token"]
+    ids: Int32[np.ndarray, " token"]
     n_bytes: np.ndarray
     document: int
     start: int
@@ -161,10 +161,10 @@ class Filled(NamedTuple):
     """Arrays of a corpus, and the number of each document among those read."""
 
     tokens: Int32[np.ndarray, "window position"]
-    lengths: Int32[np.ndarray, "window"]
-    documents: Int64[np.ndarray, "window"]
-    starts: Int64[np.ndarray, "window"]
-    n_bytes: Int64[np.ndarray, "window"] | Float64[np.ndarray, "window"]
+    lengths: Int32[np.ndarray, " window"]
+    documents: Int64[np.ndarray, " window"]
+    starts: Int64[np.ndarray, " window"]
+    n_bytes: Int64[np.ndarray, " window"] | Float64[np.ndarray, " window"]
     document_numbers: list[int]
 
 
@@ -198,8 +198,8 @@ class Batch:
 
     tokens: Int[Tensor, "batch position"]
     valid: Bool[Tensor, "batch position"]
-    documents: Int[Tensor, "batch"]
-    windows: Int[Tensor, "batch"]
+    documents: Int[Tensor, " batch"]
+    windows: Int[Tensor, " batch"]
 
 
 def batches(corpus: Corpus, batch_size: int) -> Iterator[Batch]:

@@ -23,8 +23,8 @@ DIMENSIONS: dict[str, tuple[str, str]] = {
 }
 
 _NULLS = {
-    "gaussian": "independent Gaussian queries and keys",
-    "shuffled": "the same text with its tokens shuffled",
+    "gaussian": "unrelated queries and keys",
+    "shuffled": "shuffled text",
     "uniform": "uniform causal attention",
 }
 _ROUNDING = 1e-9  # relative; a share computed from float64 sums may pass its bound by this much

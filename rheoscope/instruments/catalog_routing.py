@@ -12,9 +12,8 @@ PAPER = "arXiv 2605.18826"
 OURS = "this project"
 _INF = float("inf")
 _HEADS = ("layer", "head")
-_RANDOM_MATRIX = "a random matrix of the same shape"
 _SHARE, _RANK, _GROWTH = (0.0, 1.0), (2.0, _INF), (-_INF, _INF)
-_DIMENSIONS = "dimensions"
+_DIRECTIONS = "directions"
 
 _PARTS = {  # symbol, name, plain word; for the scores of the data and for the weights' own W_QK
     "routing": ("S", "skew W_QK", "routing", "one-way part"),
@@ -45,7 +44,7 @@ def _ranks(part: str, *, prefix: str = "", suffix: str = "") -> list[Quantity]:
     rows = [
         _row(
             f"{prefix}{part}_k{level}{suffix}",
-            _DIMENSIONS,
+            _DIRECTIONS,
             f"{short} rank k{level}{where}",
             f"How many directions hold {level} % of the {what}.{pairs}",
             f"least k with Σ_(n≤k) σ_n²({symbol}) ≥ {level / 100:g} Σ σ_n²({symbol}){note}",
@@ -57,7 +56,7 @@ def _ranks(part: str, *, prefix: str = "", suffix: str = "") -> list[Quantity]:
     ]
     entropy = _row(
         f"{prefix}{part}_entropy_rank{suffix}",
-        _DIMENSIONS,
+        _DIRECTIONS,
         f"{short} entropy rank{where}",
         f"How many directions of equal strength would be as spread out as the {what}.{pairs}",
         f"exp(-Σ p_n log p_n), p = σ²({symbol}) / Σ σ²({symbol}){note}",
@@ -66,7 +65,7 @@ def _ranks(part: str, *, prefix: str = "", suffix: str = "") -> list[Quantity]:
     )
     participation = _row(
         f"{prefix}{part}_participation{suffix}",
-        _DIMENSIONS,
+        _DIRECTIONS,
         f"{short} participation ratio{where}",
         f"How many directions take part in the {what}, strong ones counting for more.{pairs}",
         f"(Σ σ²({symbol}))² / Σ σ⁴({symbol}){note}",
@@ -111,10 +110,10 @@ _SHARES = (
 _CAPACITY = (
     _row(
         "capacity",
-        _DIMENSIONS,
+        _DIRECTIONS,
         "routing capacity",
         "The most directions that a head of this width can use for routing: twice its width.",
-        "2 d_head",
+        "2 d_head, or the length of a window where that is shorter",
         dims=("layer",),
         bounds=_RANK,
     ),
@@ -123,13 +122,13 @@ _CAPACITY = (
         "1",
         "share of capacity used",
         "How much of that capacity the text makes a head use.",
-        "k90(S) / 2 d_head",
+        "k90(S) / capacity",
         bounds=_SHARE,
         summary="median",
     ),
     _row(
         "routing_k90_median",
-        _DIMENSIONS,
+        _DIRECTIONS,
         "routing rank k90, median head",
         "The routing rank of a layer: half of its heads use fewer directions, half use more.",
         "median over heads of k90(S)",
@@ -157,7 +156,6 @@ _STABILITY = (
         "amplify some pattern over positions.",
         "max Re λ(M), from the eigenvalues of s KᵀQ",
         bounds=_GROWTH,
-        null=_RANDOM_MATRIX,
     ),
     _row(
         "stability_share_positive",
@@ -166,7 +164,6 @@ _STABILITY = (
         "How many of a head's directions would grow (Re λ > 0) rather than fade. A random matrix has about half.",
         "fraction of the nonzero λ(M) with Re λ > 0",
         bounds=_SHARE,
-        null=_RANDOM_MATRIX,
         summary="median",
     ),
     _row(
@@ -225,8 +222,8 @@ _BY_LAG = (
         "kernel_routing_share_averaged",
         "1",
         "routing share of the weights, at the distances attended",
-        "The share at each distance, averaged with the weight that attention really gives to that distance.",
-        "Σ_lag p(lag) share(lag), p = measured attention by lag",
+        "The share at each distance, each weighted by how much attention the head really gives to that distance.",
+        "Σ_lag p ‖skew W_Q R_lag W_Kᵀ‖² / Σ_lag p ‖W_Q R_lag W_Kᵀ‖², p = share of attention at this lag",
         bounds=_SHARE,
         source=OURS,
         summary="median",

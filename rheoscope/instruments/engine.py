@@ -43,10 +43,11 @@ def run_pass(
     """One forward pass over all batches, read by every instrument. Returns the seconds it took."""
     started = time.monotonic()
     done = 0
+    head = any(instrument.reads_output for instrument in instruments)
     with _observed(view, instruments) as current:
         for batch in batches:
             current.batch = batch
-            output = view.forward(batch.tokens, batch.valid)
+            output = view.forward(batch.tokens, batch.valid, head=head)
             for instrument in instruments:
                 instrument.observe_output(output, batch)
             done += len(batch.tokens)

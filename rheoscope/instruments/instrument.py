@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ..corpus import Batch
+from ..corpus import Batch, Corpus
 from ..models.attention import Attention
+from ..models.view import ModelView
 
 
 @dataclass
@@ -31,18 +33,31 @@ class LayerSites:
     resid_post: Float[Tensor, "batch position d_model"] | None = None
 
 
+class Pass(Protocol):
+    """One more forward pass over some text, read by the given instruments."""
+
+    def __call__(self, corpus: Corpus, instruments: Sequence[Instrument], *, task: str) -> None: ...
+
+
 class Instrument(ABC):
     """One reading of a model. Its state is made of mergeable accumulators; no tensor of a layer outlives that layer.
 
     Attributes:
         name: group of its dataset in a Run.
-        sites: what `observe` needs, names of LayerSites plus `attn_probs` if it reads attention maps on every window.
-        extra_passes: forward passes over the whole text beyond the shared one.
+        Options: frozen dataclass of its choices, each with the default; recorded in the run.
+        sites: what `observe` needs: names of LayerSites, plus `attn_probs` if it reads attention maps on every window.
+        reads_output: whether `observe_output` needs logits; the head is not run where nobody does.
     """
 
     name: ClassVar[str]
+    Options: ClassVar[type]
     sites: ClassVar[frozenset[str]] = frozenset()
-    extra_passes: float = 0.0
+    reads_output: ClassVar[bool] = False
+
+    def __init__(self, view: ModelView, corpus: Corpus, options: Any = None):
+        """Raises Refused where the model cannot be read this way, RheoscopeError for options that do not fit."""
+        self.view, self.corpus = view, corpus
+        self.options = options or self.Options()
 
     def observe(self, layer: int, sites: LayerSites, batch: Batch) -> None:  # noqa: B027 - reading layers is optional
         """Reduce what one layer did with one batch of windows."""
@@ -52,4 +67,8 @@ class Instrument(ABC):
 
     @abstractmethod
     def finalize(self) -> xr.Dataset:
-        """The readings, labelled; variable names are rows of the catalogue."""
+        """The readings of the shared pass, labelled; variable names are rows of the catalogue."""
+
+    def with_nulls(self, data: xr.Dataset, run_pass: Pass, seed: int) -> xr.Dataset:
+        """The readings with what they would be by chance beside them; extra passes go through `run_pass`."""
+        return data

@@ -51,7 +51,8 @@ def kernel_readings(view: ModelView, lags: np.ndarray, mass: Float64[np.ndarray,
         for name, value in readings.items():
             rows.setdefault(name, []).append(value.cpu().numpy())
     dims = {name: ("layer", "head", "lag")[: values[0].ndim + 1] for name, values in rows.items()}
-    return xr.Dataset({name: (dims[name], np.stack(values)) for name, values in rows.items()})
+    data = {name: (dims[name], np.stack(values)) for name, values in rows.items()}
+    return xr.Dataset(data, coords={"lag": lags})
 
 
 def _rotations(view: ModelView, layer: int, lags: np.ndarray) -> Float[Tensor, "lag d_head d_head"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,10 +27,15 @@ class Loss(Instrument):
     """
 
     name = "loss"
+    reads_output = True
 
-    def __init__(self, view: ModelView, corpus: Corpus, *, seed: int = 0):
+    @dataclass(frozen=True)
+    class Options:
+        """Nothing to choose."""
+
+    def __init__(self, view: ModelView, corpus: Corpus, options: Options | None = None):
+        super().__init__(view, corpus, options)
         refuse_loss(view)
-        self.corpus = corpus
         self.window_nll = np.zeros(len(corpus.tokens))
         self.window_tokens = np.zeros(len(corpus.tokens), np.int64)
         self.position_nll = np.zeros(corpus.window)

@@ -6,29 +6,24 @@ import datetime
 import hashlib
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
 import torch
-import xarray as xr
 
 from ..corpus import Corpus, batches
 from ..errors import Refused, RheoscopeError
-from ..models.untrained import untrained
 from ..models.view import ModelView
 from ..run import Run
 from .catalog import describe
 from .engine import Progress, batch_size_for, refuse_window, run_pass, silent
 from .instrument import Instrument
-from .kernel import kernel_readings
-from .lags import lag_grid, nearest_lag
-from .loss import Loss, refuse_loss
-from .nulls import gaussian_readings
-from .routing import Routing, spread
+from .loss import Loss
+from .routing import Routing
 
-INSTRUMENTS = ("loss", "routing")
+INSTRUMENTS: dict[str, type[Instrument]] = {kind.name: kind for kind in (Loss, Routing)}
 PACKAGES = ("rheoscope", "torch", "transformers", "tokenizers", "numpy", "xarray")
 
 
@@ -37,103 +32,58 @@ def measure(
     corpus: Corpus,
     *,
     instruments: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
     batch_size: int | None = None,
-    n_spectra: int = 32,
-    n_null: int = 4,
+    nulls: bool = True,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Run:
-    """All readings of a model on a text, in one pass over it.
+    """All readings of a model on a text, in one pass over it and a few short ones for the nulls.
 
-    instruments: names out of INSTRUMENTS; by default all that the model has (loss is left out where it predicts no
-    next token). n_spectra: windows whose full spectra are taken. n_null: windows given to the untrained null, 0 for
-    none. Raises RheoscopeError for a window longer than the model's context, Refused for an instrument it cannot serve.
+    instruments: names out of INSTRUMENTS; by default all that this model has. options: by name, an instrument's own
+    `Options`. batch_size: windows at a time, chosen by memory where None. Raises RheoscopeError for a window longer
+    than the model's context, Refused for an instrument asked for by name that the model does not have.
     """
     started = time.monotonic()
     refuse_window(view, corpus.window)
-    names = _chosen(view, instruments)
     size = batch_size or batch_size_for(view, corpus.window)
-    makers: dict[str, Callable[[], Instrument]] = {
-        "loss": lambda: Loss(view, corpus),
-        "routing": lambda: Routing(view, corpus, n_spectra=n_spectra),
-    }
-    active = {name: makers[name]() for name in names}
-    run_pass(view, batches(corpus, size), list(active.values()), total=corpus.n_windows, progress=progress)
-    datasets = {name: instrument.finalize() for name, instrument in active.items()}
-    if "routing" in active:
-        datasets["routing"] = _with_nulls_and_kernel(
-            view, corpus, active["routing"], datasets["routing"], n_null=n_null, seed=seed, size=size, progress=progress
-        )
-    options = {
-        "instruments": list(names),
+    active = _made(view, corpus, instruments, options or {})
+
+    def one_pass(text: Corpus, readers: Sequence[Instrument], *, task: str) -> None:
+        run_pass(view, batches(text, size), readers, task=task, total=text.n_windows, progress=progress)
+
+    one_pass(corpus, list(active.values()), task="measure")
+    datasets = {}
+    for name, instrument in active.items():
+        data = instrument.finalize()
+        datasets[name] = describe(instrument.with_nulls(data, one_pass, seed) if nulls else data, name)
+    config = {
+        "instruments": list(active),
+        "options": {name: asdict(instrument.options) for name, instrument in active.items()},
         "batch_size": size,
-        "n_spectra": min(n_spectra, corpus.n_windows),
-        "n_null": min(n_null, corpus.n_windows),
+        "nulls": nulls,
         "seed": seed,
     }
-    described = {name: describe(dataset, name) for name, dataset in datasets.items()}
-    return Run.of(described, provenance(view, corpus, options, seconds=time.monotonic() - started))
+    return Run.of(datasets, provenance(view, corpus, config, seconds=time.monotonic() - started))
 
 
-def _chosen(view: ModelView, instruments: Sequence[str] | None) -> tuple[str, ...]:
-    if instruments is None:
-        return INSTRUMENTS if view.has_loss else tuple(name for name in INSTRUMENTS if name != "loss")
-    unknown = [name for name in instruments if name not in INSTRUMENTS]
-    if unknown or not instruments:
-        raise RheoscopeError(f"instruments {list(instruments)} asked for; there are {', '.join(INSTRUMENTS)}")
-    if "loss" in instruments:
-        refuse_loss(view)
-    return tuple(name for name in INSTRUMENTS if name in instruments)
-
-
-def _with_nulls_and_kernel(
-    view: ModelView,
-    corpus: Corpus,
-    routing: Routing,
-    data: xr.Dataset,
-    *,
-    n_null: int,
-    seed: int,
-    size: int,
-    progress: Progress,
-) -> xr.Dataset:
-    """The routing readings with the weights' own, the untrained null and the Gaussian null beside them."""
-    try:
-        grid = lag_grid(corpus.window)
-        kernel = kernel_readings(view, grid, _mass_on(grid, routing.mass_by_lag))
-        by_lag = kernel.kernel_routing_share_by_lag.assign_coords(lag=grid).reindex(lag=data.lag)
-        data = data.merge(kernel.drop_vars("kernel_routing_share_by_lag")).assign(kernel_routing_share_by_lag=by_lag)
-    except Refused as refusal:
-        data.attrs["kernel_refused"] = str(refusal)
-    if n_null:
-        few = corpus.of_windows(spread(corpus.n_windows, n_null))
-        null = Routing(view, few, n_spectra=n_null, n_lag_windows=n_null)
-        with untrained(view, seed):
-            run_pass(view, batches(few, size), [null], task="untrained null", total=few.n_windows, progress=progress)
-        chance = null.finalize()
-        for name in _nulled(data):
-            data[f"{name}_null"] = chance[name]
-            if f"{name}_se" in chance:
-                data[f"{name}_null_se"] = chance[f"{name}_se"]
-    for name, (value, error) in gaussian_readings(corpus.window, view.d_head, seed=seed).items():
-        scale = data["growth_scale"] if name == "stability_max_re" else 1.0
-        data[f"{name}_null_gaussian"], data[f"{name}_null_gaussian_se"] = value * scale, error * scale
-    return data.drop_vars([name for name in data if name.startswith("growth_scale")])
-
-
-def _nulled(data: xr.Dataset) -> list[str]:
-    """Quantities that an untrained model gives a null for: those of the data, not of the weights, without errors."""
-    skipped = ("kernel_", "eigenvalues_", "capacity", "growth_scale")
-    return [name for name in map(str, data) if not name.startswith(skipped) and not name.endswith("_se")]
-
-
-def _mass_on(grid: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """Attention mass by signed lag, gathered at the nearest lag of the grid: [layer head lag]."""
-    n = (mass.shape[-1] + 1) // 2
-    place = nearest_lag(np.arange(1 - n, n), grid)
-    gathered = np.zeros((*mass.shape[:-1], len(grid)))
-    np.add.at(gathered, (..., place), mass)
-    return gathered
+def _made(
+    view: ModelView, corpus: Corpus, names: Sequence[str] | None, options: Mapping[str, Any]
+) -> dict[str, Instrument]:
+    """The instruments asked for; without names, all that this model has."""
+    unknown = [name for name in (*(names or ()), *options) if name not in INSTRUMENTS]
+    if unknown or (names is not None and not names):
+        raise RheoscopeError(f"instruments {unknown or names} asked for; there are {', '.join(INSTRUMENTS)}")
+    made: dict[str, Instrument] = {}
+    for name, kind in INSTRUMENTS.items():
+        if names is not None and name not in names:
+            continue
+        try:
+            made[name] = kind(view, corpus, options.get(name))
+        except Refused:
+            if names is not None:
+                raise
+    return made
 
 
 def provenance(view: ModelView, corpus: Corpus, options: dict[str, Any], *, seconds: float) -> dict[str, Any]:

@@ -18,5 +18,5 @@ class Quantity:
     bounds: tuple[float, float] | None
     equation: str
     source: str
-    null: str = "an untrained model of the same shape"  # what the sibling `_null` was measured on
+    null: str = "untrained model"  # what the sibling `_null` was measured on
     summary: str = ""  # how one number is made of all values, for summaries: "value", "median", "mean", or not shown

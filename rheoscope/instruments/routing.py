@@ -7,59 +7,62 @@ readings from a smaller one. Scores are taken unmasked and before the soft-cap, 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Float64
 from torch import Tensor
 
 from ..corpus import Batch, Corpus
-from ..linalg import (
-    centred_factors,
-    effective_ranks,
-    filtering_singular_values,
-    routing_singular_values,
-    score_eigenvalues,
-    score_energies,
-    score_factors,
-    score_singular_values,
-    split_factors,
-    stability,
-)
+from ..errors import Refused
+from ..linalg import score_eigenvalues, score_energies, score_factors
 from ..models.attention import Attention
+from ..models.untrained import untrained
 from ..models.view import ModelView
 from ..stats import Estimate, RatioOfSums, ratio_of_sums
-from .instrument import Instrument, LayerSites
-from .lags import pair_sums, signed_lag_sums
+from .instrument import Instrument, LayerSites, Pass
+from .kernel import kernel_readings
+from .lags import lag_grid, nearest_lag, pair_energies, signed_lag_sums
+from .spectra import gaussian_readings, spectral_readings
 
 SHARES = {
     "routing_share": ("routing", "score"),
     "diagonal_share": ("diagonal", "score"),
     "gauge_share": ("gauge", "routing"),
 }
-LAG_WINDOWS = 8  # windows whose full maps are read by lag
 
 
 class Routing(Instrument):
-    """What the scores of every head are made of: shares, effective ranks, stability, and shares by lag.
-
-    n_spectra: windows whose full spectra are taken, spread evenly over the text; all others give shares only.
-    """
+    """What the scores of every head are made of: shares, effective ranks, stability, and shares by lag."""
 
     name = "routing"
     sites = frozenset({"attention"})
 
-    def __init__(self, view: ModelView, corpus: Corpus, *, n_spectra: int = 32, n_lag_windows: int = LAG_WINDOWS):
-        self.view, self.corpus = view, corpus
-        self.spectra_windows = spread(corpus.n_windows, n_spectra)
-        self.lag_windows = spread(corpus.n_windows, n_lag_windows)
+    @dataclass(frozen=True)
+    class Options:
+        """n_spectra: windows whose full spectra are taken, spread evenly over the text; the others give shares only.
+
+        n_lag: windows that are read by lag. n_null: windows given to the untrained null; 0 for no nulls.
+        """
+
+        n_spectra: int = 32
+        n_lag: int = 4
+        n_null: int = 3
+
+    def __init__(self, view: ModelView, corpus: Corpus, options: Options | None = None):
+        super().__init__(view, corpus, options)
+        self.spectra_windows = spread(corpus.n_windows, self.options.n_spectra)
+        self.lags = lag_grid(corpus.window)
+        self.lag_windows = spread(corpus.n_windows, self.options.n_lag)
         layers = range(view.n_layers)
         per_unit = np.bincount(corpus.units)
         self.shares = {
             name: [RatioOfSums((view.n_heads,), windows_per_document=per_unit) for _ in layers] for name in SHARES
         }
         per_unit = np.bincount(corpus.units[self.lag_windows], minlength=len(per_unit))
-        self.share_by_lag = [RatioOfSums((corpus.window,), windows_per_document=per_unit) for _ in layers]
+        self.share_by_lag = [RatioOfSums((len(self.lags),), windows_per_document=per_unit) for _ in layers]
         self.mass_by_lag = np.zeros((view.n_layers, view.n_heads, 2 * corpus.window - 1))
         self.sampled: dict[str, list[list[np.ndarray]]] = defaultdict(lambda: [[] for _ in layers])
         self.eigenvalues: list[np.ndarray | None] = [None for _ in layers]
@@ -91,14 +94,12 @@ class Routing(Instrument):
 
     def _observe_lags(self, layer: int, attention: Attention, valid: Tensor, units: np.ndarray) -> None:
         """Where attention goes and how much of the scores is skew, at each lag, over the sampled windows."""
-        pairs = (valid[:, :, None] & valid[:, None, :]).to(attention.q.dtype)
-        skew, whole = 0.0, 0.0
-        for head in range(self.view.n_heads):  # one map at a time: no copy of a layer's maps is made
-            scores = attention.scores_of_head(head) * pairs
-            whole += pair_sums(scores.square()).double()
-            skew += pair_sums(((scores - scores.mT) / 2).square()).double()
-        self.share_by_lag[layer].update(units, skew, whole)
-        mass = signed_lag_sums(attention.probs * pairs[:, None]).double().sum(0)
+        q = attention.q * valid[:, None, :, None]
+        k = (attention.k * valid[:, None, :, None]).repeat_interleave(attention.n_rep, 1)
+        routing, score = pair_energies(q, k, self.lags)
+        self.share_by_lag[layer].update(units, routing.sum(1), score.sum(1))
+        probs = attention.probs * valid[:, None, :, None]
+        mass = signed_lag_sums(probs, causal=attention.causal).sum(0, dtype=torch.float64)
         self.mass_by_lag[layer] += mass.cpu().numpy()
 
     def samples(self, name: str) -> np.ndarray:
@@ -129,29 +130,44 @@ class Routing(Instrument):
         coords = {
             "layer": np.arange(self.view.n_layers),
             "head": np.arange(self.view.n_heads),
-            "lag": np.arange(self.corpus.window),
+            "lag": self.lags,
         }
         return xr.Dataset(data, coords=coords, attrs={"n": int(readings["routing_share"][0].n.max())})
 
+    def with_nulls(self, data: xr.Dataset, run_pass: Pass, seed: int) -> xr.Dataset:
+        """The weights' own readings, an untrained model of the same shape, and Gaussian queries and keys beside."""
+        try:
+            data = data.merge(kernel_readings(self.view, self.lags, self._mass_on_grid()))
+        except Refused as refusal:
+            data.attrs["kernel_refused"] = str(refusal)
+        if self.options.n_null:
+            few = self.corpus.of_windows(spread(self.corpus.n_windows, self.options.n_null))
+            null = Routing(self.view, few, replace(self.options, n_spectra=few.n_windows))
+            with untrained(self.view, seed):
+                run_pass(few, [null], task="untrained null")
+            chance = null.finalize()
+            for name in _with_null(data):
+                data[f"{name}_null"] = chance[name]
+                if f"{name}_se" in chance:
+                    data[f"{name}_null_se"] = chance[f"{name}_se"]
+            gaussian = gaussian_readings(self.corpus.window, self.view.d_head, seed=seed)
+            for name, (value, error) in gaussian.items():
+                scale = data["growth_scale"] if name == "stability_max_re" else 1.0
+                data[f"{name}_null_gaussian"], data[f"{name}_null_gaussian_se"] = value * scale, error * scale
+        return data.drop_vars([name for name in data if name.startswith("growth_scale")])
 
-def spectral_readings(T: Float[Tensor, "*batch row column"], eigenvalues: Tensor) -> dict[str, Float[Tensor, "*batch"]]:
-    """Effective ranks of every part, utilisation and stability from factors T and the eigenvalues of the scores."""
-    spectra = {
-        ("routing", ""): routing_singular_values(T),
-        ("routing", "_gauge_removed"): routing_singular_values(centred_factors(T)),
-        ("filtering", ""): filtering_singular_values(T),
-        ("score", ""): score_singular_values(T),
-    }
-    readings = {}
-    for (part, suffix), values in spectra.items():
-        for rank, value in effective_ranks(values)._asdict().items():
-            readings[f"{part}_{rank}{suffix}"] = value
-    readings["utilisation"] = readings["routing_k90"] / T.shape[-1]
-    stable = stability(eigenvalues)
-    readings["stability_max_re"], readings["stability_share_positive"] = stable.max_re, stable.share_positive
-    T_Q, T_K = split_factors(T)
-    readings["growth_scale"] = (T_K.mT @ T_Q).square().sum((-2, -1)).sqrt()
-    return readings
+    def _mass_on_grid(self) -> Float64[np.ndarray, "layer head lag"]:
+        """Attention mass by signed lag, gathered at the nearest lag of the grid."""
+        n = (self.mass_by_lag.shape[-1] + 1) // 2
+        gathered = np.zeros((*self.mass_by_lag.shape[:-1], len(self.lags)))
+        np.add.at(gathered, (..., nearest_lag(np.arange(1 - n, n), self.lags)), self.mass_by_lag)
+        return gathered
+
+
+def _with_null(data: xr.Dataset) -> list[str]:
+    """Quantities that an untrained model gives a null for: those of the data, not of the weights, without errors."""
+    skipped = ("kernel_", "eigenvalues_", "capacity", "growth_scale")
+    return [name for name in map(str, data) if not name.startswith(skipped) and not name.endswith("_se")]
 
 
 def mean_over_units(samples: np.ndarray, units: np.ndarray) -> Estimate:

@@ -33,7 +33,7 @@ def eigh_fixed_signs(
 
 
 @torch.no_grad()
-def principal_angles(A: Float[Tensor, "n a"], B: Float[Tensor, "n b"]) -> Float64[Tensor, "angle"]:
+def principal_angles(A: Float[Tensor, "n a"], B: Float[Tensor, "n b"]) -> Float64[Tensor, " angle"]:
     """Angles (radians, descending) between the column spaces of A and B; all zero when one contains the other."""
     angles = subspace_angles(as_float64(A).cpu().numpy(), as_float64(B).cpu().numpy())
     return torch.from_numpy(np.ascontiguousarray(angles))

@@ -47,7 +47,7 @@ class Attention:
     v: Float[Tensor, "batch kv_head key d_value"]
     scale: float
     softcap: float | None = None
-    sinks: Float[Tensor, "head"] | None = None
+    sinks: Float[Tensor, " head"] | None = None
     window: int | None = None
     causal: bool = True
     mask: Tensor | None = None  # boolean (True: may attend) or additive; None: causal as `causal` says
@@ -112,7 +112,7 @@ class Attention:
         setattr(self, name, value)
         self._scores = self._probs = self._z = None
 
-    def of_rows(self, rows: Int[np.ndarray, "row"]) -> Attention:
+    def of_rows(self, rows: Int[np.ndarray, " row"]) -> Attention:
         """The same call for some windows of the batch alone, with memory of its own."""
         part = replace(self, q=self.q[rows], k=self.k[rows], v=self.v[rows], workspace=Workspace(), _z=None)
         part.mask = self.mask if self.mask is None or self.mask.shape[0] == 1 else self.mask[rows]

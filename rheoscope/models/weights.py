@@ -55,12 +55,12 @@ class HeadWeights:
         """Value biases, repeated; zero where the family has none."""
         return self._repeated(self._biases(layer)[2])
 
-    def b_O(self, layer: int) -> Float[Tensor, "d_model"]:
+    def b_O(self, layer: int) -> Float[Tensor, " d_model"]:
         """Output bias; zero where the family has none."""
         bias = getattr(self.view.part(layer, self.view.family.o), "bias", None)
         return torch.zeros(self.view.d_model, dtype=self.view.dtype, device=self.view.device) if bias is None else bias
 
-    def gain(self, layer: int) -> Float[Tensor, "d_model"]:
+    def gain(self, layer: int) -> Float[Tensor, " d_model"]:
         """Gain of the norm before attention; ones where there is none or it has no weights.
 
         In a post-norm block (BERT) the norm that feeds attention belongs to the block before: its gain is not folded.
@@ -90,7 +90,7 @@ class HeadWeights:
         return gain * (weight + 1 if self.view.family.unit_offset else weight)
 
     def projected(
-        self, layer: int, x: Float[Tensor, "batch position d_model"], positions: Int[Tensor, "position"]
+        self, layer: int, x: Float[Tensor, "batch position d_model"], positions: Int[Tensor, " position"]
     ) -> tuple[Float[Tensor, "batch head position d_head"], Float[Tensor, "batch head position d_head"]]:
         """Queries and keys as they enter the score, rebuilt from the weights for attention input x.
 
@@ -112,7 +112,7 @@ class HeadWeights:
         return self._clipped(torch.einsum("bpm,hmd->bhpd", x, self.W_V(layer)) + self.b_V(layer)[:, None])
 
     def rotation(
-        self, layer: int, positions: Int[Tensor, "position"]
+        self, layer: int, positions: Int[Tensor, " position"]
     ) -> tuple[Float[Tensor, "position pair"], Float[Tensor, "position pair"]]:
         """Cosine and sine of every coordinate pair, from the model's own rotary module; no pairs where it has none."""
         view, family = self.view, self.view.family

@@ -27,9 +27,10 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..errors import RheoscopeError
 from .config import LINEAR_KINDS, RheoscopeConfig
-from .layers import DecoderLayer, EnergyGatedAttention, LagConvolution, ResidualLinear, SelfAttention, norm_of
+from .kinds import EnergyGatedAttention, LagConvolution, ResidualLinear, SelfAttention
+from .layers import DecoderLayer, norm_of
 from .positions import MorletPositions
-from .states import refuse_foreign, tokens_seen
+from .states import only_states, refuse_foreign, tokens_seen
 
 GATE_SLOPE = 2.0  # of the energy gate before training, as published; its threshold starts at 0
 
@@ -104,7 +105,7 @@ class RheoscopeModel(RheoscopePreTrainedModel):
         if position_ids is None:
             position_ids = places(hidden, valid, cache)
         mask = None
-        if not LINEAR_KINDS.issuperset(self.config.attention):
+        if cache is None or not only_states(cache):  # states need no mask, and know no length to make one of
             mask = create_causal_mask(
                 config=self.config, inputs_embeds=hidden, attention_mask=attention_mask, cache=cache
             )

@@ -12,8 +12,8 @@ VARIANCE_FLOOR = 1e-5  # keeps the first token, whose variance is 0, at z = 0
 
 def log_gate(
     energy: Float[Tensor, "batch head key"],
-    slope: Float[Tensor, "head"],
-    threshold: Float[Tensor, "head"],
+    slope: Float[Tensor, " head"],
+    threshold: Float[Tensor, " head"],
     *,
     valid: Bool[Tensor, "batch key"] | None = None,
     causal: bool = True,

@@ -25,7 +25,7 @@ class MorletPositions(nn.Module):
         super().__init__()
         self.log_frequency = nn.Parameter(torch.empty(d_model // 2))
 
-    def start(self) -> Float[Tensor, "pair"]:
+    def start(self) -> Float[Tensor, " pair"]:
         """Logarithms of the frequencies before training."""
         return torch.linspace(math.log(LOWEST_FREQUENCY), math.log(HIGHEST_AT_START), len(self.log_frequency))
 

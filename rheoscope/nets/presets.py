@@ -23,6 +23,7 @@ class Preset:
     n_layers: int
     n_heads: int
     vocabulary: int = GPT2_VOCABULARY
+    tokenizer: str = "gpt2"
     window: int = 1024
     batch: int = 32
     learning_rate: float = 6e-4
@@ -30,7 +31,7 @@ class Preset:
 
 
 PRESETS = {
-    "micro": Preset(128, 4, 4, vocabulary=BYTE_VOCABULARY, window=128, batch=16, learning_rate=1e-3, steps=1000),
+    "micro": Preset(128, 4, 4, BYTE_VOCABULARY, "bytes", window=128, batch=16, learning_rate=1e-3, steps=1000),
     "7M": Preset(128, 4, 4, window=256, learning_rate=1e-3),
     "18M": Preset(256, 6, 4, window=256, learning_rate=1e-3),
     "30M": Preset(384, 6, 6),

@@ -46,9 +46,14 @@ def refuse_foreign(cache: Cache, kinds: list[str], linear: frozenset[str]) -> No
             )
 
 
+def only_states(cache: Cache) -> bool:
+    """Whether the cache keeps no keys in any layer."""
+    return bool(cache.layers) and all(cache.is_linear)
+
+
 def tokens_seen(cache: Cache) -> int | Int[Tensor, "batch 1"]:
     """Tokens before this call; where keys are kept, padding counts too."""
-    if not cache.layers or not all(cache.is_linear):
+    if not only_states(cache):
         return cache.get_seq_length()
     first = cache.layers[0]
     return first.recurrent_states[SEEN] if first.is_recurrent_states_initialized[SEEN] else 0

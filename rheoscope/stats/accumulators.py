@@ -144,7 +144,7 @@ class Histogram(Accumulator):
 
     arrays = ("edges", "counts")
 
-    def __init__(self, edges: Shaped[np.ndarray, "edge"], shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, edges: Shaped[np.ndarray, " edge"], shape: tuple[int, ...] = ()) -> None:
         self.edges = np.array(edges, np.float64)
         if len(self.edges) < 2 or not (np.diff(self.edges) > 0).all():
             raise RheoscopeError(

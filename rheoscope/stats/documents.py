@@ -18,20 +18,20 @@ from .accumulators import A, Accumulator
 from .comoments import CoMoments
 from .estimates import Estimate, float64, linearised_se, paired_rows, quotient
 
-Documents = Int[np.ndarray | Tensor, "window"]
+Documents = Int[np.ndarray | Tensor, " window"]
 
 
 class DocumentAccumulator(Accumulator):
     """Keeps count of the windows that have come of every document: one whole number per document."""
 
-    windows: Int64[np.ndarray, "document"]
-    seen: Int64[np.ndarray, "document"]
+    windows: Int64[np.ndarray, " document"]
+    seen: Int64[np.ndarray, " document"]
 
-    def __init__(self, windows_per_document: Int[np.ndarray, "document"]) -> None:
+    def __init__(self, windows_per_document: Int[np.ndarray, " document"]) -> None:
         self.windows = np.array(windows_per_document, np.int64)
         self.seen = np.zeros_like(self.windows)
 
-    def _tally(self, documents: Documents) -> Int64[np.ndarray, "window"]:
+    def _tally(self, documents: Documents) -> Int64[np.ndarray, " window"]:
         """Document numbers as an array, after their windows have been counted."""
         numbers = np.asarray(documents.cpu() if isinstance(documents, Tensor) else documents, np.int64)
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self.windows):
@@ -42,7 +42,7 @@ class DocumentAccumulator(Accumulator):
         self._see(np.bincount(numbers, minlength=len(self.windows)))
         return numbers
 
-    def _see(self, windows: Int64[np.ndarray, "document"]) -> None:
+    def _see(self, windows: Int64[np.ndarray, " document"]) -> None:
         seen = self.seen + windows
         if (seen > self.windows).any():
             first = int(np.argmax(seen > self.windows))
@@ -63,7 +63,7 @@ class RatioOfSums(DocumentAccumulator):
 
     arrays = ("windows", "seen", "open_documents", "open_sums", "count", "sums", "products")
 
-    def __init__(self, shape: tuple[int, ...], *, windows_per_document: Int[np.ndarray, "document"]) -> None:
+    def __init__(self, shape: tuple[int, ...], *, windows_per_document: Int[np.ndarray, " document"]) -> None:
         super().__init__(windows_per_document)
         self.open_documents = np.zeros(0, np.int64)
         self.open_sums = np.zeros((0, 2, *shape))
@@ -86,7 +86,7 @@ class RatioOfSums(DocumentAccumulator):
         squares = products[0, 0] - 2 * ratio * products[0, 1] + ratio**2 * products[1, 1]
         return Estimate(ratio, linearised_se(squares, sums[1], count), count)
 
-    def _settle(self, documents: Int64[np.ndarray, "row"], rows: Float64[np.ndarray, "row 2 *shape"]) -> None:
+    def _settle(self, documents: Int64[np.ndarray, " row"], rows: Float64[np.ndarray, "row 2 *shape"]) -> None:
         """Add rows to the open documents, then close those that have had all their windows."""
         documents = np.concatenate([self.open_documents, documents])
         numbers, place = np.unique(documents, return_inverse=True)
@@ -111,8 +111,8 @@ class RatioOfSums(DocumentAccumulator):
 class DocumentSums(NamedTuple):
     """Sums of the documents that have come: their numbers, whether all their windows came, and the sums by name."""
 
-    documents: Int64[np.ndarray, "document"]
-    complete: Bool[np.ndarray, "document"]
+    documents: Int64[np.ndarray, " document"]
+    complete: Bool[np.ndarray, " document"]
     sums: dict[str, Float64[np.ndarray, "document *shape"]]
 
 
@@ -125,7 +125,7 @@ class PerDocument(DocumentAccumulator):
     arrays = ("windows", "seen", "names", "sums")
 
     def __init__(
-        self, names: tuple[str, ...], shape: tuple[int, ...] = (), *, windows_per_document: Int[np.ndarray, "document"]
+        self, names: tuple[str, ...], shape: tuple[int, ...] = (), *, windows_per_document: Int[np.ndarray, " document"]
     ) -> None:
         super().__init__(windows_per_document)
         self.names = np.array(names)

@@ -16,7 +16,7 @@ def lag_sums(A: Float[Tensor, "*batch n n"], *, n_lags: int) -> Float[Tensor, "*
     return torch.stack(sums).reshape(*A.shape[:-2], n_lags)
 
 
-def _diagonal_sums(A: Float[Tensor, "n n"], n_lags: int) -> Float[Tensor, "lag"]:
+def _diagonal_sums(A: Float[Tensor, "n n"], n_lags: int) -> Float[Tensor, " lag"]:
     """Sums along the diagonals of one map, from the main one downwards.
 
     With n_lags - 1 zeros before every row of n, one step down and one to the right is a step of n + n_lags: in rows of
@@ -27,6 +27,6 @@ def _diagonal_sums(A: Float[Tensor, "n n"], n_lags: int) -> Float[Tensor, "lag"]
     return padded.as_strided((n, n_lags), (n + n_lags, 1)).sum(0).flip(0)
 
 
-def lag_counts(lengths: Int[Tensor, "window"], *, n_lags: int) -> Int[Tensor, "window lag"]:
+def lag_counts(lengths: Int[Tensor, " window"], *, n_lags: int) -> Int[Tensor, "window lag"]:
     """Number of pairs at every lag in windows of the given lengths: length - lag, or 0."""
     return (lengths[:, None] - torch.arange(n_lags, device=lengths.device)).clamp(min=0)

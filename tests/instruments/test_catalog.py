@@ -58,9 +58,9 @@ def test_errors_and_nulls_take_their_description_from_the_quantity_they_stand_be
     assert [described[name].attrs["long_name"] for name in names] == [
         "routing share",
         "routing share, standard error over documents",
-        "routing share, an untrained model of the same shape",
-        "routing share, an untrained model of the same shape, standard error over documents",
-        "routing share, independent Gaussian queries and keys",
+        "routing share, untrained model",
+        "routing share, untrained model, standard error over documents",
+        "routing share, unrelated queries and keys",
     ]
     assert "random matrix" in described.stability_share_positive_null.attrs["long_name"]
 

@@ -10,7 +10,7 @@ from rheoscope.errors import RheoscopeError
 from rheoscope.nets.attention import eager_attention
 from rheoscope.nets.config import KINDS, LINEAR_KINDS, RheoscopeConfig
 from rheoscope.nets.decoder import RheoscopeForCausalLM
-from rheoscope.nets.layers import ATTENTION
+from rheoscope.nets.kinds import ATTENTION
 
 from .models import VOCABULARY, WINDOW, tiny, tokens
 
@@ -110,6 +110,27 @@ def test_padding_on_either_side_and_other_texts_in_the_batch_change_nothing(kind
             padded = model(batch, attention_mask=masks).logits
             assert padded.isfinite().all()
             torch.testing.assert_close(padded[1, left : left + 29], alone, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", sorted(LINEAR_KINDS))
+def test_linear_kinds_call_an_attention_function_only_if_it_takes_their_mixing(kind, foreign):
+    text, model = tokens(), tiny(kind)
+    wanted = model(text).logits
+    model.set_attn_implementation("foreign")
+    assert torch.equal(model(text).logits, wanted)
+    assert not foreign
+    seen = []
+
+    def mixing_of(_module, query, key, value, _mask, *, mixing, position_bias, **_):
+        seen.append((query, key, position_bias))
+        return mixing(query, key, value).transpose(1, 2), None
+
+    mixing_of.takes_mixing = True
+    AttentionInterface.register("foreign", mixing_of)
+    assert torch.equal(model(text).logits, wanted)
+    assert len(seen) == 3
+    assert (seen[0][2] is not None) == (kind == "sd_linear")
+    assert seen[0][0].shape[-1] == (6 if kind == "elu" else 12)
 
 
 def test_without_norms_there_is_no_norm_at_all_not_even_a_final_one():

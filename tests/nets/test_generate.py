@@ -73,6 +73,15 @@ def test_a_cache_made_without_the_configuration_is_refused_by_linear_kinds_only(
         tiny("elu")(tokens(), cache=DynamicCache())
 
 
+def test_a_cache_made_without_the_configuration_masks_padding():
+    model, text = tiny("sd"), tokens()
+    mask = torch.ones_like(text)
+    mask[:, :4] = 0
+    wanted = model(text, attention_mask=mask).logits
+    got = model(text, attention_mask=mask, cache=DynamicCache()).logits
+    torch.testing.assert_close(got[:, 4:], wanted[:, 4:], rtol=0, atol=1e-10)
+
+
 def test_a_static_cache_is_refused():
     with pytest.raises(RheoscopeError, match="static cache"):
         tiny("sd").generate(tokens(5, 1), max_new_tokens=2, cache_implementation="static", pad_token_id=0)

@@ -1,0 +1,67 @@
+"""All readings of the spectrum of one head's scores, and what they would be for Gaussian queries and keys."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..linalg import (
+    centred_factors,
+    effective_ranks,
+    filtering_singular_values,
+    gauge_share,
+    routing_share,
+    routing_singular_values,
+    score_eigenvalues,
+    score_energies,
+    score_factors,
+    score_singular_values,
+    split_factors,
+    stability,
+)
+
+DRAWS = 32
+
+
+def spectral_readings(T: Float[Tensor, "*batch row column"], eigenvalues: Tensor) -> dict[str, Float[Tensor, "*batch"]]:
+    """Effective ranks of every part, utilisation and stability from factors T and the eigenvalues of the scores."""
+    spectra = {
+        ("routing", ""): routing_singular_values(T),
+        ("routing", "_gauge_removed"): routing_singular_values(centred_factors(T)),
+        ("filtering", ""): filtering_singular_values(T),
+        ("score", ""): score_singular_values(T),
+    }
+    readings = {}
+    for (part, suffix), values in spectra.items():
+        for rank, value in effective_ranks(values)._asdict().items():
+            readings[f"{part}_{rank}{suffix}"] = value
+    readings["utilisation"] = readings["routing_k90"] / T.shape[-1]
+    stable = stability(eigenvalues)
+    readings["stability_max_re"], readings["stability_share_positive"] = stable.max_re, stable.share_positive
+    T_Q, T_K = split_factors(T)
+    readings["growth_scale"] = (T_K.mT @ T_Q).square().sum((-2, -1)).sqrt()
+    return readings
+
+
+@torch.no_grad()
+def gaussian_readings(window: int, d_head: int, *, seed: int, draws: int = DRAWS) -> dict[str, tuple[float, float]]:
+    """Mean and standard error of every routing reading over `draws` heads of independent standard normal q and k.
+
+    `stability_max_re` is given per unit of `growth_scale` (the Frobenius norm of K^T Q), so that it can be matched to a
+    head of any size.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    Q, K = torch.randn(2, draws, window, d_head, generator=generator, dtype=torch.float64)
+    T = score_factors(Q, K, scale=d_head**-0.5)
+    readings = spectral_readings(T, score_eigenvalues(T))
+    energies = score_energies(Q, K, scale=d_head**-0.5)
+    readings |= {
+        "routing_share": routing_share(T),
+        "gauge_share": gauge_share(T),
+        "diagonal_share": energies.diagonal / energies.score,
+    }
+    readings["stability_max_re"] = readings["stability_max_re"] / readings.pop("growth_scale")
+    values = {name: value.numpy() for name, value in readings.items()}
+    return {name: (float(np.mean(v)), float(np.std(v, ddof=1) / np.sqrt(draws))) for name, v in values.items()}
