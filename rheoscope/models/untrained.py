@@ -54,7 +54,7 @@ def _groups(view: ModelView) -> list[nn.Module]:
 
 
 class _Swap:
-    """One block, with all inside it, or one other module alone; and its trained tensors while it runs on random ones."""
+    """One block with all inside it, or one other module alone; and its trained tensors while it runs on random ones."""
 
     def __init__(self, view: ModelView, module: nn.Module, seed: int):
         self.view, self.module, self.seed = view, module, seed

@@ -69,8 +69,8 @@ class Mean(Accumulator):
 
     def update(
         self,
-        values: Shaped[np.ndarray | Tensor, "row *shape"],
-        weights: Shaped[np.ndarray | Tensor, "..."] | None = None,
+        values: Shaped[np.ndarray | Tensor, " row *shape"],
+        weights: Shaped[np.ndarray | Tensor, " ..."] | None = None,
     ) -> None:
         """Add rows. Weights: one per row or one per value; None: all 1."""
         values, weights = paired_rows(values, np.ones(len(values)) if weights is None else weights)
@@ -102,9 +102,9 @@ class Moments(Accumulator):
 
     def update(
         self,
-        values: Shaped[np.ndarray | Tensor, "document *shape"],
+        values: Shaped[np.ndarray | Tensor, " document *shape"],
         *,
-        present: Bool[np.ndarray, "document *shape"] | None = None,
+        present: Bool[np.ndarray, " document *shape"] | None = None,
     ) -> None:
         """Add documents. Where `present` is False the value does not count; a NaN that counts makes the mean NaN."""
         values = float64(values)
@@ -154,8 +154,8 @@ class Histogram(Accumulator):
 
     def update(
         self,
-        values: Shaped[np.ndarray | Tensor, "row *shape"],
-        weights: Shaped[np.ndarray | Tensor, "..."] | None = None,
+        values: Shaped[np.ndarray | Tensor, " row *shape"],
+        weights: Shaped[np.ndarray | Tensor, " ..."] | None = None,
     ) -> None:
         """Add rows. Weights: one per row or one per value; None: all 1."""
         values, weights = paired_rows(values, np.ones(len(values)) if weights is None else weights)

@@ -12,7 +12,7 @@ class CoMoments(NamedTuple):
     """Number of units, sums, and products of deviations from the mean of `p` quantities, for every entry of a shape."""
 
     count: Int64[np.ndarray, "*shape"]
-    sums: Float64[np.ndarray, "p *shape"]
+    sums: Float64[np.ndarray, " p *shape"]
     products: Float64[np.ndarray, "p p *shape"]
 
     @classmethod
@@ -20,7 +20,7 @@ class CoMoments(NamedTuple):
         return cls(np.zeros(shape, np.int64), np.zeros((p, *shape)), np.zeros((p, p, *shape)))
 
     @classmethod
-    def of(cls, rows: Float64[np.ndarray, "row p *shape"], present: Bool[np.ndarray, "row *shape"]) -> "CoMoments":
+    def of(cls, rows: Float64[np.ndarray, "row p *shape"], present: Bool[np.ndarray, " row *shape"]) -> "CoMoments":
         """Co-moments of the rows; entries that are not present do not count, whatever their value."""
         rows = np.where(present[:, None], rows, 0)
         count, sums = present.sum(0), rows.sum(0)
@@ -35,6 +35,6 @@ class CoMoments(NamedTuple):
         products = self.products + other.products + gap[:, None] * gap[None, :] * weight
         return CoMoments(count, self.sums + other.sums, products)
 
-    def means(self) -> Float64[np.ndarray, "p *shape"]:
+    def means(self) -> Float64[np.ndarray, " p *shape"]:
         """Means over units; NaN where there is none."""
         return quotient(self.sums, np.broadcast_to(self.count, self.sums.shape))

@@ -72,8 +72,8 @@ class RatioOfSums(DocumentAccumulator):
     def update(
         self,
         documents: Documents,
-        numerators: Shaped[np.ndarray | Tensor, "window *shape"],
-        denominators: Shaped[np.ndarray | Tensor, "..."],
+        numerators: Shaped[np.ndarray | Tensor, " window *shape"],
+        denominators: Shaped[np.ndarray | Tensor, " ..."],
     ) -> None:
         """Add windows. Denominators: one per window or one per numerator."""
         rows = np.stack(paired_rows(numerators, denominators), 1)
@@ -113,7 +113,7 @@ class DocumentSums(NamedTuple):
 
     documents: Int64[np.ndarray, " document"]
     complete: Bool[np.ndarray, " document"]
-    sums: dict[str, Float64[np.ndarray, "document *shape"]]
+    sums: dict[str, Float64[np.ndarray, " document *shape"]]
 
 
 class PerDocument(DocumentAccumulator):
@@ -131,7 +131,7 @@ class PerDocument(DocumentAccumulator):
         self.names = np.array(names)
         self.sums = np.zeros((len(names), len(self.windows), *shape))
 
-    def update(self, documents: Documents, **sums: Shaped[np.ndarray | Tensor, "window *shape"]) -> None:
+    def update(self, documents: Documents, **sums: Shaped[np.ndarray | Tensor, " window *shape"]) -> None:
         """Add the sums of windows, one argument per name."""
         if sums.keys() != set(self.names.tolist()):
             raise RheoscopeError(

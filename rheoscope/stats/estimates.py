@@ -37,8 +37,8 @@ class Interval(NamedTuple):
 
 
 def ratio_of_sums(
-    numerators: Shaped[np.ndarray | Tensor, "document *shape"],
-    denominators: Shaped[np.ndarray | Tensor, "..."],
+    numerators: Shaped[np.ndarray | Tensor, " document *shape"],
+    denominators: Shaped[np.ndarray | Tensor, " ..."],
 ) -> Estimate:
     """Ratio Σn/Σd over documents, with the standard error of its linearisation.
 
@@ -52,10 +52,10 @@ def ratio_of_sums(
 
 
 def paired_difference(
-    after: Shaped[np.ndarray | Tensor, "document *shape"],
-    before: Shaped[np.ndarray | Tensor, "_ *shape"],
+    after: Shaped[np.ndarray | Tensor, " document *shape"],
+    before: Shaped[np.ndarray | Tensor, " _ *shape"],
     *,
-    denominators: Shaped[np.ndarray | Tensor, "..."],
+    denominators: Shaped[np.ndarray | Tensor, " ..."],
 ) -> Estimate:
     """Difference Σ(after - before)/Σd of two ratios over the same documents, with its standard error.
 
@@ -70,8 +70,8 @@ def paired_difference(
 
 
 def bootstrap_ratio(
-    numerators: Shaped[np.ndarray | Tensor, "document *shape"],
-    denominators: Shaped[np.ndarray | Tensor, "..."],
+    numerators: Shaped[np.ndarray | Tensor, " document *shape"],
+    denominators: Shaped[np.ndarray | Tensor, " ..."],
     *,
     generator: np.random.Generator,
     n_resamples: int = 1000,
@@ -98,8 +98,8 @@ def bootstrap_ratio(
 
 
 def paired_rows(
-    numerators: Shaped[np.ndarray | Tensor, "row *shape"], denominators: Shaped[np.ndarray | Tensor, "..."]
-) -> tuple[Float64[np.ndarray, "row *shape"], Float64[np.ndarray, "row *shape"]]:
+    numerators: Shaped[np.ndarray | Tensor, " row *shape"], denominators: Shaped[np.ndarray | Tensor, " ..."]
+) -> tuple[Float64[np.ndarray, " row *shape"], Float64[np.ndarray, " row *shape"]]:
     """Numerators and denominators of one shape; one denominator per row serves the whole row."""
     n, d = float64(numerators), float64(denominators)
     if d.shape == n.shape[:1]:
