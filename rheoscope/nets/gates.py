@@ -30,7 +30,7 @@ def log_gate(
 
 
 def running_standard(
-    energy: Float[Tensor, "batch head key"], present: Float[Tensor, "batch #head key"]
+    energy: Float[Tensor, "batch head key"], present: Float[Tensor, " batch #head key"]
 ) -> Float[Tensor, "batch head key"]:
     """Energy of each token in standard deviations from the mean of the tokens up to it, itself included.
 
@@ -44,7 +44,7 @@ def running_standard(
 
 
 def whole_standard(
-    energy: Float[Tensor, "batch head key"], present: Float[Tensor, "batch #head key"]
+    energy: Float[Tensor, "batch head key"], present: Float[Tensor, " batch #head key"]
 ) -> Float[Tensor, "batch head key"]:
     """Energy of each token in standard deviations from the mean of the whole sequence: its future is in it."""
     count = present.sum(-1, keepdim=True).clamp_min(1)

@@ -29,7 +29,7 @@ class Edit(ABC):
 
     @abstractmethod
     def taps(self, view: ModelView) -> Mapping[str, Tap]:
-        """Site → tap that makes the change. Raises Refused, with the way out, where this family cannot be changed so."""
+        """Site → tap that makes the change. Raises Refused where this family cannot be changed so."""
 
 
 @contextmanager
