@@ -1,0 +1,50 @@
+"""rheoscope shows the flow inside a transformer and lets you act on it.
+
+    view = rheoscope.load("HuggingFaceTB/SmolLM2-135M")
+    corpus = rheoscope.read("text.txt", tokenizer=view.tokenizer, window=512)
+    run = rheoscope.measure(view, corpus)
+    run.report("run.html")
+
+Names are imported when they are first used: `import rheoscope` itself loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .corpus import Corpus as Corpus
+    from .corpus import read as read
+    from .errors import Refused as Refused
+    from .errors import RheoscopeError as RheoscopeError
+    from .instruments.measure import measure as measure
+    from .models.check import check as check
+    from .models.load import load as load
+    from .models.view import ModelView as ModelView
+    from .run import Run as Run
+    from .surgery.edits import edited as edited
+
+_HOMES = {
+    "Corpus": "corpus",
+    "read": "corpus",
+    "Refused": "errors",
+    "RheoscopeError": "errors",
+    "measure": "instruments.measure",
+    "check": "models.check",
+    "load": "models.load",
+    "ModelView": "models.view",
+    "Run": "run",
+    "edited": "surgery.edits",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rheoscope' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -42,6 +42,14 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def refuse_output(path: str | Path, *, overwrite: bool = False) -> None:
+    """Raise RheoscopeError, before any work is done, where `replacing` would in the end."""
+    target = Path(path).resolve()
+    _require_writable_target(target, overwrite)
+    if not os.access(target.parent, os.W_OK):
+        raise RheoscopeError(f"{target} cannot be written: the folder {target.parent} is read-only; choose another.")
+
+
 def write_tree(tree: xr.DataTree, path: str | Path, *, overwrite: bool = False) -> None:
     """Writes a tree as one netCDF file. Complex variables become pairs `x_re`, `x_im`."""
     datasets = {node.path: _storable(node.to_dataset(inherit=False), node.path.strip("/")) for node in tree.subtree}

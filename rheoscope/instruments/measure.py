@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import platform
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -36,6 +37,7 @@ def measure(
     batch_size: int | None = None,
     nulls: bool = True,
     seed: int = 0,
+    command: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Run:
     """All readings of a model on a text, in one pass over it and a few short ones for the nulls.
@@ -63,6 +65,7 @@ def measure(
         "batch_size": size,
         "nulls": nulls,
         "seed": seed,
+        "command": shlex.join(command),
     }
     return Run.of(datasets, provenance(view, corpus, config, seconds=time.monotonic() - started))
 
@@ -91,6 +94,7 @@ def provenance(view: ModelView, corpus: Corpus, options: dict[str, Any], *, seco
     return {
         "config": options,
         "seed": options["seed"],
+        "command": options.pop("command"),
         "model": {
             "ref": view.ref,
             "family": view.model_type if view.family else None,

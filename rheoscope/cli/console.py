@@ -1,0 +1,83 @@
+"""What a person sees while and after a command runs: progress, tables."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..instruments.engine import Progress as Report
+from ..tables import Reading
+
+INTERVAL = 10.0  # seconds between lines where there is no terminal to draw on
+
+WIDTH = 120  # columns where there is no terminal to ask
+
+out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else WIDTH)
+
+
+@contextmanager
+def progress() -> Iterator[Report]:
+    """Bars with the time left on a terminal; elsewhere a line now and then."""
+    if not err.is_terminal:
+        yield _Lines()
+        return
+    columns = (
+        TextColumn("{task.description:<16}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("windows"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err) as bars:
+        tasks: dict[str, int] = {}
+
+        def update(task: str, done: int, total: int) -> None:
+            if task not in tasks:
+                tasks[task] = bars.add_task(task, total=total)
+            bars.update(tasks[task], completed=done)
+
+        yield update
+
+
+class _Lines:
+    """One line per INTERVAL and one when a task ends, with the time left."""
+
+    def __init__(self) -> None:
+        self.started: dict[str, float] = {}
+        self.last = time.monotonic()
+
+    def __call__(self, task: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        started = self.started.setdefault(task, now)
+        if done < total and now - self.last < INTERVAL:
+            return
+        self.last = now
+        left = f", {(now - started) * (total - done) / done:.0f} s left" if done < total and now > started else ""
+        print(f"{task}: {done}/{total} windows{left}", file=sys.stderr, flush=True)
+
+
+def summary_table(readings: list[Reading]) -> Table:
+    """The few numbers that stand for a run."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("instrument", "reading", "unit"):
+        table.add_column(heading)
+    for heading in ("value", "spread", "by chance"):
+        table.add_column(heading, justify="right")
+    for reading in readings:
+        spread = f"± {reading.se:.2g}" if reading.se is not None else ""
+        if reading.low is not None:
+            spread = f"{reading.low:.3g} … {reading.high:.3g}"
+        name = reading.long_name if reading.how == "value" else f"{reading.long_name} ({reading.how})"
+        chance = " / ".join(f"{value:.3g}" for value in reading.nulls.values())
+        unit = "" if reading.unit == "1" else reading.unit
+        table.add_row(reading.instrument, name, unit, f"{reading.value:.4g}", spread, chance)
+    return table

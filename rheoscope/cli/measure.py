@@ -1,0 +1,154 @@
+"""`rheoscope measure` and `rheoscope report`: from a model and a text to a run, a table and a page."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from ..errors import RheoscopeError
+from ..storage import refuse_output
+from .console import err, out, progress, summary_table
+from .models import Device, Dtype, Model, Seed, Trust
+
+WINDOW = 512
+
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
+
+
+def measure(
+    model: Model,
+    text: Annotated[
+        list[str],
+        typer.Option(help='.txt, .jsonl, .parquet, a folder of them, "-", hf:NAME[:SPLIT] or builtin:manual.'),
+    ] = ("builtin:manual",),
+    out_file: Annotated[Path, typer.Option("--out", help="The run file to write (netCDF).")] = Path("run.nc"),
+    report_file: Annotated[Path | None, typer.Option("--report", help="Write the report page as well.")] = None,
+    tables: Annotated[Path | None, typer.Option(help="Write tidy tables into this folder as well.")] = None,
+    table_format: Annotated[str, typer.Option(help="csv or parquet.")] = "csv",
+    instruments: Annotated[
+        str | None, typer.Option(help="Comma-separated; all that the model has if left out.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(help="Tokens per window; 512, or the model's context if shorter.")
+    ] = None,
+    windows: Annotated[int, typer.Option(help="Windows to read; 0 reads the whole text.")] = 64,
+    windows_per_document: Annotated[int | None, typer.Option(help="At most so many windows of one document.")] = None,
+    split: Annotated[str, typer.Option(help="What a document of a .txt is: file, blank, line or heading.")] = "file",
+    field: Annotated[
+        str, typer.Option(help="The field of .jsonl, .parquet and data sets that holds the text.")
+    ] = "text",
+    tail: Annotated[str, typer.Option(help="drop what does not fill a window, or keep it, padded.")] = "drop",
+    pack: Annotated[bool, typer.Option("--pack", help="Let windows cross documents.")] = False,
+    bos: Annotated[str, typer.Option(help="Begin windows with the BOS token: auto, always or never.")] = "auto",
+    batch_size: Annotated[int | None, typer.Option(help="Windows at a time; chosen by memory if left out.")] = None,
+    choose: Annotated[list[str], typer.Option("--set", help="An instrument's option: routing.n_spectra=16.")] = (),
+    no_nulls: Annotated[bool, typer.Option("--no-nulls", help="Leave the nulls out.")] = False,
+    seed: Seed = 0,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    trust_remote_code: Trust = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Measure a model on a text: one pass, all instruments, a run file and a summary."""
+    for path in (out_file, *([report_file] if report_file else [])):
+        refuse_output(path, overwrite=overwrite)
+    from ..corpus import read
+    from ..instruments.measure import measure as measured
+    from ..models.load import load
+
+    options = instrument_options(choose)
+    view = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    if view.tokenizer is None:
+        raise RheoscopeError(f"model {model} has no tokenizer to read text with: add its tokenizer files to the folder")
+    corpus = read(
+        list(text),
+        tokenizer=view.tokenizer,
+        window=window or min(WINDOW, view.context or WINDOW),
+        n_windows=windows or None,
+        windows_per_document=windows_per_document,
+        split=split,
+        field=field,
+        tail=tail,
+        pack=pack,
+        bos=bos,
+    )
+    err.print(
+        f"{model}: {view.n_layers} layers, {view.n_heads} heads ({view.n_kv_heads} of keys), "
+        f"{view.n_parameters / 1e6:.1f} M parameters; {corpus.n_windows} windows of {corpus.window} tokens "
+        f"from {corpus.n_documents} documents",
+        markup=False,
+        soft_wrap=True,
+    )
+    names = None if instruments is None else [name.strip() for name in instruments.split(",") if name.strip()]
+    with progress() as shown:
+        run = measured(
+            view,
+            corpus,
+            instruments=names,
+            options=options,
+            batch_size=batch_size,
+            nulls=not no_nulls,
+            seed=seed,
+            command=["rheoscope", *sys.argv[1:]],
+            progress=shown,
+        )
+    out.print(summary_table(run.summary()))
+    run.save(out_file, overwrite=overwrite)
+    print(out_file)
+    if tables is not None:
+        run.export(tables, table_format, overwrite=overwrite)
+        print(tables)
+    if report_file is not None:
+        print(run.report(report_file, overwrite=overwrite))
+
+
+def report(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN", help="A run file that `rheoscope measure` wrote.")],
+    out_file: Annotated[Path | None, typer.Option("--out", help="The page; RUN with .html if left out.")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Draw a run as one HTML page that opens from disk and loads nothing from a network."""
+    from ..run import Run
+
+    page = out_file or run_file.with_suffix(".html")
+    refuse_output(page, overwrite=overwrite)
+    print(Run.load(run_file).report(page, overwrite=overwrite))
+
+
+def instrument_options(choices: list[str]) -> dict[str, Any]:
+    """`NAME.OPTION=VALUE` strings as the Options of each instrument; values are read as YAML scalars or lists."""
+    from ..instruments.measure import INSTRUMENTS
+
+    chosen: dict[str, dict[str, Any]] = {}
+    for choice in choices:
+        key, equals, value = choice.partition("=")
+        name, dot, option = key.partition(".")
+        if not equals or not dot:
+            raise RheoscopeError(f"--set {choice!r} cannot be read: write --set INSTRUMENT.OPTION=VALUE")
+        if name not in INSTRUMENTS:
+            raise RheoscopeError(f"--set {choice!r}: no instrument {name!r}; there are {', '.join(INSTRUMENTS)}")
+        known = {field.name: field for field in fields(INSTRUMENTS[name].Options)}
+        if option not in known:
+            raise RheoscopeError(
+                f"--set {choice!r}: {name} has no option {option!r}; it has {', '.join(known) or 'none'}"
+            )
+        chosen.setdefault(name, {})[option] = _parsed(choice, value, known[option].default)
+    return {name: INSTRUMENTS[name].Options(**values) for name, values in chosen.items()}
+
+
+def _parsed(choice: str, text: str, default: Any) -> Any:
+    """A value of the default's type; a list becomes a tuple."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise RheoscopeError(f"--set {choice!r}: the value cannot be read as a number, a word or a list") from None
+    value = tuple(value) if isinstance(value, list) else value
+    value = float(value) if isinstance(default, float) and isinstance(value, int) else value
+    if default is not None and type(value) is not type(default):
+        raise RheoscopeError(f"--set {choice!r}: the value must be of the kind of {default!r}")
+    return value

@@ -1,0 +1,64 @@
+"""`rheoscope check` and `rheoscope models`: what can be opened, and what holds on it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from .console import err, out
+
+Model = Annotated[
+    str, typer.Argument(help="Hub name (org/name or org/name@revision), folder, .gguf file, or builtin:NAME.")
+]
+Dtype = Annotated[str, typer.Option(help="float64, float32, bfloat16, float16, or auto.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, mps, map (spread over all devices), or auto.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn at random.")]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")]
+
+MARKS = {"holds": "[green]holds[/]", "refused": "[yellow]refused[/]", "fails": "[bold red]fails[/]"}
+
+
+def check(
+    model: Model,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    seed: Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    trust_remote_code: Trust = False,
+) -> None:
+    """Try the identities that every reading rests on, on this very model. Exit code 1 if one of them fails."""
+    from ..models.check import check as findings_of
+    from ..models.load import load
+
+    view = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    with err.status("") as status:
+        findings = findings_of(view, seed=seed, progress=lambda name: status.update(name))
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("identity", "outcome", "largest error", "noise floor", "in", "remark"):
+            table.add_column(heading, justify="right" if heading in ("largest error", "noise floor") else "left")
+        for finding in findings:
+            numbers = ("", "") if finding.status == "refused" else (f"{finding.error:.1e}", f"{finding.floor:.1e}")
+            table.add_row(finding.identity, MARKS[finding.status], *numbers, finding.dtype, finding.reason)
+        out.print(table)
+    if any(finding.status == "fails" for finding in findings):
+        raise typer.Exit(1)
+
+
+def models() -> None:
+    """List the models that ship with rheoscope and the families whose parts it knows."""
+    from ..models.families import FAMILIES, REFUSED
+    from ..models.load import builtin_models
+
+    for name, folder in builtin_models().items():
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        out.print(f"[bold]builtin:{name}[/]  {config['model_type']}")
+    out.print(f"\nfamilies with a row: {', '.join(sorted(FAMILIES))}")
+    out.print("any other family that attends through transformers' attention interface: without its weights")
+    out.print(f"refused: {', '.join(sorted(REFUSED))}, encoder-decoders, recurrent and hybrid models, latent attention")
