@@ -1,0 +1,40 @@
+# make demo   create the environment, install, measure the built-in model on the built-in text, print the report's path
+# make test   create the environment and run the tests
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(INSTALLED)
+	@mkdir -p demo
+	$(BIN)/rheoscope measure builtin:manual --text builtin:manual --window 256 --overwrite \
+		--out demo/run.nc --report demo/report.html
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not slow and not browser"
+
+# the slow tests too, and those that open the report in Chromium, which must be installed
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/spectra.py
+	$(BIN)/python benchmarks/energies.py
+	$(BIN)/python benchmarks/measure.py
+
+# torch first and alone, so that no other requirement picks another build of it
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo build dist
