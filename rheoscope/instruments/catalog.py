@@ -8,9 +8,10 @@ from ..errors import RheoscopeError
 from ..tables import sibling
 from .catalog_loss import LOSS
 from .catalog_routing import ROUTING
+from .catalog_steering import STEERING
 from .quantity import Quantity
 
-CATALOG: dict[str, Quantity] = {f"{row.instrument}.{row.name}": row for row in (*LOSS, *ROUTING)}
+CATALOG: dict[str, Quantity] = {f"{row.instrument}.{row.name}": row for row in (*LOSS, *ROUTING, *STEERING)}
 
 # Unit and long name of every dimension that a quantity may have.
 DIMENSIONS: dict[str, tuple[str, str]] = {
@@ -26,6 +27,7 @@ _NULLS = {
     "gaussian": "unrelated queries and keys",
     "shuffled": "shuffled text",
     "uniform": "uniform causal attention",
+    "orthogonal": "attention and FFN at right angles",
 }
 _ROUNDING = 1e-9  # relative; a share computed from float64 sums may pass its bound by this much
 

@@ -23,8 +23,9 @@ from .engine import Progress, batch_size_for, refuse_window, run_pass, silent
 from .instrument import Instrument
 from .loss import Loss
 from .routing import Routing
+from .steering import Steering
 
-INSTRUMENTS: dict[str, type[Instrument]] = {kind.name: kind for kind in (Loss, Routing)}
+INSTRUMENTS: dict[str, type[Instrument]] = {kind.name: kind for kind in (Loss, Routing, Steering)}
 PACKAGES = ("rheoscope", "torch", "transformers", "tokenizers", "numpy", "xarray")
 
 

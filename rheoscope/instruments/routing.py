@@ -25,7 +25,7 @@ from ..stats import Estimate, RatioOfSums, ratio_of_sums
 from .instrument import Instrument, LayerSites, Pass
 from .kernel import kernel_readings
 from .lags import lag_grid, nearest_lag, pair_energies, signed_lag_sums
-from .spectra import gaussian_readings, spectral_readings
+from .spectra import gaussian_readings, head_spectra
 
 SHARES = {
     "routing_share": ("routing", "score"),
@@ -85,9 +85,8 @@ class Routing(Instrument):
     def _observe_spectra(self, layer: int, attention: Attention, valid: Tensor, rows: np.ndarray, first: bool) -> None:
         """Ranks and stability of the sampled windows; the eigenvalues of the first one are kept to be drawn."""
         q, k = attention.q[rows], attention.k[rows]
-        T = score_factors(q, k, scale=attention.scale, valid=valid[rows][:, None])
-        eigenvalues = score_eigenvalues(T)
-        for name, value in spectral_readings(T, eigenvalues).items():
+        readings, eigenvalues = head_spectra(q, k, scale=attention.scale, valid=valid[rows])
+        for name, value in readings.items():
             self.sampled[name][layer].append(value.cpu().numpy())
         if first:
             self.eigenvalues[layer] = eigenvalues[0].cpu().numpy()

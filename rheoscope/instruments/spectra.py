@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Complex128, Float
 from torch import Tensor
 
 from ..linalg import (
@@ -12,6 +14,7 @@ from ..linalg import (
     effective_ranks,
     filtering_singular_values,
     gauge_share,
+    repeated_keys,
     routing_share,
     routing_singular_values,
     score_eigenvalues,
@@ -23,6 +26,36 @@ from ..linalg import (
 )
 
 DRAWS = 32
+
+
+@torch.no_grad()
+def head_spectra(
+    Q: Float[Tensor, "batch head position d_head"],
+    K: Float[Tensor, "batch kv_head position d_head"],
+    *,
+    scale: float,
+    valid: Bool[Tensor, "batch position"],
+) -> tuple[dict[str, Float[Tensor, "batch head"]], Complex128[Tensor, "batch head component"]]:
+    """All spectral readings of every head, and the eigenvalues of its scores.
+
+    On a CPU the heads are shared out over threads: LAPACK on many small matrices does not use more than one core, and
+    its own threads make it slower.
+    """
+    batch, heads = Q.shape[:2]
+    valid = valid[:, None].expand(-1, heads, -1)
+    parts = [X.flatten(0, 1) for X in (Q, repeated_keys(Q, K), valid)]
+    workers = torch.get_num_threads() if Q.device.type == "cpu" else 1
+    chunks = zip(*(part.chunk(min(workers, batch * heads)) for part in parts), strict=True)
+
+    def read(chunk: tuple[Tensor, Tensor, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        T = score_factors(chunk[0], chunk[1], scale=scale, valid=chunk[2])
+        eigenvalues = score_eigenvalues(T)
+        return spectral_readings(T, eigenvalues), eigenvalues
+
+    with ThreadPoolExecutor(workers) as pool:
+        readings, eigenvalues = zip(*pool.map(read, chunks), strict=True)
+    joined = {name: torch.cat([part[name] for part in readings]).unflatten(0, (batch, heads)) for name in readings[0]}
+    return joined, torch.cat(eigenvalues).unflatten(0, (batch, heads))
 
 
 def spectral_readings(T: Float[Tensor, "*batch row column"], eigenvalues: Tensor) -> dict[str, Float[Tensor, "*batch"]]:
@@ -37,7 +70,7 @@ def spectral_readings(T: Float[Tensor, "*batch row column"], eigenvalues: Tensor
     for (part, suffix), values in spectra.items():
         for rank, value in effective_ranks(values)._asdict().items():
             readings[f"{part}_{rank}{suffix}"] = value
-    readings["utilisation"] = readings["routing_k90"] / T.shape[-1]
+    readings["utilisation"] = readings["routing_k90"] / min(T.shape[-2:])
     stable = stability(eigenvalues)
     readings["stability_max_re"], readings["stability_share_positive"] = stable.max_re, stable.share_positive
     T_Q, T_K = split_factors(T)
