@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..corpus import Batch, Corpus
 from ..errors import Refused
-from ..linalg import score_eigenvalues, score_energies, score_factors
+from ..linalg import score_energies
 from ..models.attention import Attention
 from ..models.untrained import untrained
 from ..models.view import ModelView
