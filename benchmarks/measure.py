@@ -1,0 +1,138 @@
+"""What measuring costs: time and peak memory of `measure` against the plain SDPA forward passes over the same windows.
+
+    python benchmarks/measure.py                                        # a random model of SmolLM2-135M's shape
+    python benchmarks/measure.py --model FOLDER --text FILE --split heading
+
+Times are alternated, plain and measured, and the median of the ratios is given. Memory is the peak of a process of its
+own for each case, over what that process held with the model loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import rheoscope
+from rheoscope.corpus import Corpus, batches
+from rheoscope.models.load import builtin_models
+from rheoscope.models.view import ModelView
+
+
+def main() -> None:
+    """Parse the command line, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a folder or a hub name; a random model of SmolLM2-135M's shape if left out")
+    parser.add_argument("--text", default="builtin:manual-all")
+    parser.add_argument("--split", default="file")
+    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--windows", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--instruments", default="loss,routing")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--memory-windows", type=int, nargs="*", default=[16, 160])
+    parser.add_argument("--peak-of", choices=["plain", "measure"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peak_of:
+        print(json.dumps(peak_of(arguments)))
+        return
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.model or 'random 135 M'}")
+    times(arguments)
+    memory(arguments)
+
+
+def times(arguments: argparse.Namespace) -> None:
+    """Plain and measured in turn; the ratio of each pair."""
+    view, corpus = opened(arguments, arguments.windows)
+    names = arguments.instruments.split(",")
+    plain(view, corpus.of_windows(slice(0, arguments.batch)), arguments.batch)  # warm-up
+    ratios = []
+    for _ in range(arguments.repeats):
+        seconds = [timed(lambda: plain(view, corpus, arguments.batch))]
+        seconds.append(timed(lambda: rheoscope.measure(view, corpus, instruments=names, batch_size=arguments.batch)))
+        ratios.append(seconds[1] / seconds[0])
+        print(f"{corpus.n_windows} x {corpus.window}: plain {seconds[0]:.1f} s, measure {seconds[1]:.1f} s")
+    print(f"measure ({arguments.instruments}) / plain = {statistics.median(ratios):.2f}")
+
+
+def memory(arguments: argparse.Namespace) -> None:
+    """Peak memory of processes of their own, over the loaded model."""
+    for n_windows in arguments.memory_windows:
+        peaks = {}
+        for case in ("plain", "measure"):
+            command = [sys.executable, __file__, "--peak-of", case, "--windows", str(n_windows)]
+            for name in ("text", "split", "window", "batch", "instruments"):
+                command += [f"--{name}", str(getattr(arguments, name))]
+            command += ["--model", arguments.model] if arguments.model else []
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            peaks[case] = json.loads(done.stdout.splitlines()[-1])
+        over = peaks["measure"] - peaks["plain"]
+        print(f"{n_windows} windows: plain peaks at {peaks['plain']:.0f} MB, measure {over:+.0f} MB over it")
+
+
+def peak_of(arguments: argparse.Namespace) -> float:
+    """Peak resident memory of this process in MB, after one case has run."""
+    import resource
+
+    view, corpus = opened(arguments, arguments.windows)
+    if arguments.peak_of == "plain":
+        plain(view, corpus, arguments.batch)
+    else:
+        names = arguments.instruments.split(",")
+        rheoscope.measure(view, corpus, instruments=names, batch_size=arguments.batch)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def opened(arguments: argparse.Namespace, n_windows: int) -> tuple[ModelView, Corpus]:
+    """The model and its text."""
+    view = rheoscope.load(arguments.model) if arguments.model else random_view()
+    corpus = rheoscope.read(
+        arguments.text, tokenizer=view.tokenizer, window=arguments.window, n_windows=n_windows, split=arguments.split
+    )
+    return view, corpus
+
+
+def random_view() -> ModelView:
+    """A Llama of SmolLM2-135M's shape with random weights, and the built-in model's tokenizer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+    tokenizer = rheoscope.load(f"builtin:{next(iter(builtin_models()))}").tokenizer
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaForCausalLM(config).save_pretrained(Path(folder))
+        tokenizer.save_pretrained(Path(folder))
+        return rheoscope.load(folder)
+
+
+@torch.no_grad()
+def plain(view: ModelView, corpus: Corpus, batch: int) -> None:
+    """Forward passes of the untouched model, logits included."""
+    for windows in batches(corpus, batch):
+        view.model(input_ids=windows.tokens, use_cache=False)
+
+
+def timed(work) -> float:
+    """Wall seconds."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
