@@ -255,7 +255,17 @@ FAMILIES: dict[str, Family] = {
 
 # Model types that cannot be read, and why. Refused before any weight is loaded.
 _INSIDE = "computes attention inside its own module, without transformers' attention interface"
-REFUSED: dict[str, str] = {"bloom": _INSIDE, "mpt": _INSIDE, "falcon": _INSIDE, "gpt_neo": _INSIDE}
+_RECURRENT = "is recurrent and has no attention to read"
+REFUSED: dict[str, str] = {
+    "bloom": _INSIDE,
+    "mpt": _INSIDE,
+    "falcon": _INSIDE,
+    "gpt_neo": _INSIDE,
+    "mamba": _RECURRENT,
+    "mamba2": _RECURRENT,
+    "rwkv": _RECURRENT,
+    "jamba": "has recurrent layers between those with attention, and what they do to the stream is not handled",
+}
 
 # Configuration values, true or set, that mark a whole kind of model as one that cannot be read.
 REFUSED_KINDS: dict[str, str] = {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,28 @@ from urllib.parse import urlsplit
 import torch
 import transformers
 from huggingface_hub import constants
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import RheoscopeError
+from .checkpoint import Explained, first_line, model_class, refuse_incomplete, refuse_non_finite, refuse_pickled
+from .gguf_file import correct_positions
 from .view import ModelView, refuse_config
 
 BUILTIN = "builtin:"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TOKENIZER_FILES = ("*token*", "vocab*", "*.model")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where transformers finds a model, and the options that say so."""
+
+    ref: str
+    where: str
+    options: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None  # a local folder that holds nothing but this model
+    gguf: Path | None = None
+    unreachable: bool = False  # on a hub that does not answer: the local cache is all there is
 
 
 def load(ref: str | Path, *, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False) -> ModelView:
@@ -38,28 +55,14 @@ def load(ref: str | Path, *, dtype: str = "auto", device: str = "auto", trust_re
     Pickled weights are never read. Raises RheoscopeError in one sentence for whatever cannot be opened, and Refused
     for a family that cannot be measured.
     """
-    ref = str(ref)
-    where, options = _located(ref)
+    place = _located(str(ref))
     chosen = _device(device)
-    options |= {"trust_remote_code": trust_remote_code}
-    with _explained(ref), _quiet():
-        config = AutoConfig.from_pretrained(where, **options)
-        refuse_config(config)
-        placement = {"device_map": "auto" if device == "map" else {"": chosen}}
-        model, info = _model_class(config).from_pretrained(
-            where,
-            dtype=_dtype(dtype, chosen),
-            use_safetensors=None if "gguf_file" in options else True,
-            output_loading_info=True,
-            **placement,
-            **options,
-        )
-        tokenizer = _tokenizer(where, options)
-    _refuse_incomplete(ref, info)
-    _refuse_non_finite(ref, model)
-    if "gguf_file" in options:
-        _forget_quantisation(model)
-    return ModelView(model, tokenizer, ref)
+    settings = {"dtype": _dtype(dtype, chosen), "device_map": "auto" if device == "map" else {"": chosen}}
+    with _quiet(place):
+        model = _model(place, settings, trust_remote_code=trust_remote_code)
+        tokenizer = _tokenizer(place, trust_remote_code=trust_remote_code)
+    refuse_non_finite(place.ref, model)
+    return ModelView(model, tokenizer, place.ref)
 
 
 def builtin_models() -> dict[str, Path]:
@@ -68,37 +71,49 @@ def builtin_models() -> dict[str, Path]:
     return {folder.name: folder for folder in sorted(zoo.iterdir()) if (folder / "config.json").is_file()}
 
 
-def _located(ref: str) -> tuple[str, dict[str, Any]]:
-    """Where transformers finds a model, and the options that say so."""
+def _located(ref: str) -> _Place:
     if ref.startswith(BUILTIN):
         models = builtin_models()
         name = ref.removeprefix(BUILTIN)
         if name not in models:
-            raise RheoscopeError(f"built-in model {name!r} asked for; there are {', '.join(models)}")
-        return str(models[name]), {"local_files_only": True}
-    path = Path(ref).expanduser()
+            raise RheoscopeError(f"no built-in model is called {name!r}: give one of {', '.join(models)}")
+        return _local(ref, models[name])
+    path = Path(os.path.expanduser(ref))
+    if len(ref) > os.pathconf("/", "PC_NAME_MAX") and not os.path.exists(path):
+        raise RheoscopeError(f"no model at {ref[:40]!r}…: the name is too long for a folder or a hub name")
     if path.suffix == ".gguf":
         if not path.is_file():
             raise RheoscopeError(f"no GGUF file at {path}: give the path of an existing file")
-        return str(path.parent), {"gguf_file": path.name, "local_files_only": True}
+        options = {"gguf_file": path.name, "local_files_only": True}
+        return _Place(ref, str(path.parent), options, gguf=path)
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise RheoscopeError(f"folder {path} has no config.json: give the folder of a transformers checkpoint")
-        return str(path), {"local_files_only": True}
+        return _local(ref, path)
     if path.exists():
         raise RheoscopeError(
             f"{path} is a file but no .gguf: give a model folder, a .gguf file, a hub name or builtin:NAME"
         )
     name, _, revision = ref.partition("@")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
-        raise RheoscopeError(f"no model at {ref!r}: there is no such folder, and it is no hub name (org/name)")
-    return _on_hub(name, revision or None)
+        raise RheoscopeError(
+            f"no model at {ref!r}: there is no such folder, and it is no hub name: give a folder or org/name"
+        )
+    reachable = _hub_reachable()
+    options = {"revision": revision or "main"} | ({} if reachable else {"local_files_only": True})
+    return _Place(ref, name, options, unreachable=not reachable)
 
 
-def _on_hub(name: str, revision: str | None) -> tuple[str, dict[str, Any]]:
-    """A hub name: from the hub, or from the local cache alone where the hub cannot be reached."""
-    options = {"revision": revision or "main"}
-    return name, options if _hub_reachable() else options | {"local_files_only": True}
+def _local(ref: str, folder: Path) -> _Place:
+    """A folder with a readable config.json."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise RheoscopeError(f"folder {folder} has no config.json: give the folder of a transformers checkpoint")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RheoscopeError(f"{path} is no JSON ({first_line(error)}): fetch or save the model again") from None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise RheoscopeError(f"{path} names no model_type: give the folder of a transformers checkpoint")
+    return _Place(ref, str(folder), {"local_files_only": True}, folder=folder)
 
 
 def _hub_reachable() -> bool:
@@ -115,75 +130,76 @@ def _hub_reachable() -> bool:
         return False
 
 
+def _model(place: _Place, settings: dict[str, Any], *, trust_remote_code: bool) -> PreTrainedModel:
+    """The whole model, in the class its checkpoint names."""
+    ref, options = place.ref, place.options | {"trust_remote_code": trust_remote_code}
+    explained = partial(Explained, unreachable=place.unreachable)
+    with explained(f"the configuration of {ref}", _way_out(place)):
+        config = AutoConfig.from_pretrained(place.where, **options)
+        if place.gguf:
+            correct_positions(place.gguf, config)
+    refuse_config(config)
+    if place.folder:
+        refuse_pickled(place.folder)
+    found = model_class(ref, config, trust_remote_code=trust_remote_code)
+    with explained(f"the weights of {ref}", "correct config.json, or fetch or save the checkpoint again"):
+        model, info = found.from_pretrained(
+            place.where,
+            config=config,
+            use_safetensors=None if place.gguf else True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **settings,
+            **options,
+        )
+    refuse_incomplete(ref, model, info)
+    if place.gguf:
+        _forget_quantisation(model)
+    return model
+
+
+def _way_out(place: _Place) -> str:
+    """What to do about a configuration that cannot be read."""
+    if place.gguf:
+        return "fetch or convert the file again"
+    first = "correct config.json" if place.folder else "check the name, log in to the hub if the model is private"
+    return f"{first}, install a newer transformers, or allow code of its own that you trust (trust_remote_code)"
+
+
+def _tokenizer(place: _Place, *, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+    """The model's tokenizer; None for a folder that holds none."""
+    if place.folder and not any(any(place.folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        return None
+    way_out = "fetch or save its files again"
+    with Explained(f"the tokenizer of {place.ref}", way_out, unreachable=place.unreachable):
+        return AutoTokenizer.from_pretrained(place.where, **place.options, trust_remote_code=trust_remote_code)
+
+
 @contextmanager
-def _explained(ref: str) -> Iterator[None]:
-    """Turn what transformers raises for a model that cannot be opened into one sentence."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise RheoscopeError(
-            f"weights of {ref} are corrupt ({_first_line(error)}): fetch or save the file again"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise RheoscopeError(f"a JSON file of {ref} is corrupt ({error}): fetch or save the model again") from None
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, RuntimeError) as error:
-        text = _first_line(error)
-        if "connect" in text or "cached files" in str(error) or "offline" in text.lower():
-            text = (
-                "the hub cannot be reached and the model is not in the local cache: give a local folder, or go online"
-            )
-        raise RheoscopeError(f"model {ref} cannot be opened: {text}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars and warnings of transformers while a model is opened; what matters is checked and raised."""
+def _quiet(place: _Place) -> Iterator[None]:
+    """No warnings and bars of transformers while a model is opened; what matters is checked and raised."""
     level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity(logging.ERROR)
     transformers.logging.disable_progress_bar()
     try:
-        yield
+        # the bar of a GGUF conversion heeds no setting
+        with redirect_stderr(io.StringIO()) if place.gguf else nullcontext():
+            yield
     finally:
         transformers.logging.set_verbosity(level)
         if bars:
             transformers.logging.enable_progress_bar()
 
 
-def _model_class(config: Any) -> Any:
-    """The class the checkpoint names, so that a head is neither lost nor invented; AutoModel where it names none."""
-    for name in config.architectures or []:
-        found = getattr(transformers, name, None)
-        if found is not None and issubclass(found, PreTrainedModel):
-            return found
-    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        return transformers.AutoModelForCausalLM
-    return AutoModel
-
-
-def _tokenizer(where: str, options: dict[str, Any]) -> PreTrainedTokenizerBase | None:
-    """The model's tokenizer; None for a folder that holds none."""
-    folder = Path(where)
-    if (
-        folder.is_dir()
-        and "gguf_file" not in options
-        and not any(folder.glob("*token*"))
-        and not any(folder.glob("vocab*"))
-    ):
-        return None
-    return AutoTokenizer.from_pretrained(where, **options)
-
-
 def _device(device: str) -> str:
     if device not in ("auto", "map"):
         try:
-            torch.empty(0, device=device)
+            if torch.empty(0, device=device).is_meta:
+                raise RheoscopeError("device 'meta' asked for; it holds no numbers: give cpu, cuda, mps or auto")
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise RheoscopeError(f"device {device!r} asked for and not usable: {_first_line(error)}") from None
+            raise RheoscopeError(
+                f"device {device!r} asked for and not usable ({first_line(error)}): give cpu, cuda, mps or auto"
+            ) from None
         return device
     if torch.cuda.is_available():
         return "cuda"
@@ -194,25 +210,8 @@ def _dtype(dtype: str, device: str) -> torch.dtype | str:
     if dtype == "auto":
         return torch.float32 if device == "cpu" else "auto"
     if dtype not in DTYPES:
-        raise RheoscopeError(f"dtype {dtype!r} asked for; it must be auto, {', '.join(DTYPES)}")
+        raise RheoscopeError(f"dtype {dtype!r} asked for: give auto, {', '.join(DTYPES)}")
     return DTYPES[dtype]
-
-
-def _refuse_incomplete(ref: str, info: dict[str, Any]) -> None:
-    """transformers fills missing weights with random ones: refuse, unless only an unused pooler is missing."""
-    missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
-    wrong = sorted(str(key) for key in info["mismatched_keys"])
-    if missing or wrong:
-        kind, keys = ("lacks", missing) if missing else ("has other shapes for", wrong)
-        raise RheoscopeError(
-            f"checkpoint {ref} {kind} {len(keys)} weights of its architecture, the first {keys[0]}: save it again whole"
-        )
-
-
-def _refuse_non_finite(ref: str, model: PreTrainedModel) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
-            raise RheoscopeError(f"model {ref} has NaN or infinite numbers in {name}: it cannot be measured")
 
 
 def _forget_quantisation(model: PreTrainedModel) -> None:

@@ -10,7 +10,6 @@ import copy
 import inspect
 import re
 from contextlib import ExitStack
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 
 from ..errors import Refused
 from .attention import Attention
+from .checkpoint import first_line
 from .interface import LayerTaps, attention_by, attention_tapped
 
 N_TOKENS = 4
@@ -91,19 +91,17 @@ def sees_the_future(attention: Attention) -> bool:
 
 def _last_hidden_state(model: PreTrainedModel) -> Tensor:
     """Last hidden state of a few different tokens. Refused for a model that wants more than token ids."""
-    embeddings = model.get_input_embeddings()
-    tokens = torch.arange(1, N_TOKENS + 1, device=embeddings.weight.device)[None] % embeddings.weight.shape[0]
-    parameters = inspect.signature(model.base_model.forward).parameters
-    if "input_ids" not in parameters:
-        raise Refused(f"{model.config.model_type} takes no token ids: rheoscope reads models of text only")
-    run = partial(model.base_model, input_ids=tokens, attention_mask=torch.ones_like(tokens))
+    takes = inspect.signature(model.base_model.forward).parameters
+    text_only = f"{model.config.model_type} does not run on token ids alone{{}}: rheoscope reads models of text only"
+    if "input_ids" not in takes:
+        raise Refused(text_only.format(""))
     try:
-        return (run(use_cache=False) if "use_cache" in parameters else run()).last_hidden_state
-    except (TypeError, ValueError, AttributeError) as error:
-        why = (str(error) or type(error).__name__).splitlines()[0]
-        raise Refused(
-            f"{model.config.model_type} does not run on token ids alone ({why}): rheoscope reads models of text only"
-        ) from error
+        embeddings = model.get_input_embeddings()
+        tokens = torch.arange(1, N_TOKENS + 1, device=embeddings.weight.device)[None] % embeddings.weight.shape[0]
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        return model.base_model(**inputs, **({"use_cache": False} if "use_cache" in takes else {})).last_hidden_state
+    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        raise Refused(text_only.format(f" ({first_line(error)})")) from error
 
 
 def _block_name(attention: str) -> str:
