@@ -1,0 +1,1 @@
+"""Shows a run: one page that opens from disk."""

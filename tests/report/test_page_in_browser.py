@@ -1,0 +1,146 @@
+"""The page as a reader sees it, in a headless browser: quiet, offline, dark or light, wide or narrow, answering."""
+
+import copy
+import itertools
+import re
+
+import pytest
+
+from rheoscope.run import Run
+
+from . import browser
+from .browser import draw_everything, opened
+from .synthetic import PROVENANCE, synthetic_run
+from .test_page import HOSTILE
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return synthetic_run().report(tmp_path_factory.mktemp("report") / "run.html")
+
+
+def background(page) -> str:
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def paper(page, panel: int = 0) -> str:
+    return page.evaluate(f"document.querySelectorAll('.chart')[{panel}].querySelector('.main-svg').style.background")
+
+
+def test_every_figure_is_drawn_without_a_request_or_a_complaint(path):
+    with opened(path) as (page, seen):
+        draw_everything(page)
+        drawn = page.evaluate("[...document.querySelectorAll('.chart')].map(chart => chart.data.length)")
+        assert len(drawn) == 11
+        assert min(drawn) > 0
+    assert seen.requests == [path.as_uri()]
+    assert seen.complaints == []
+
+
+def test_every_choice_of_every_panel_draws_and_changes_the_caption(path):
+    with opened(path) as (page, seen):
+        for panel in page.query_selector_all("[data-panel]"):
+            for button in panel.query_selector_all(".views button"):
+                button.click()
+                assert button.get_attribute("aria-pressed") == "true"
+                assert len(panel.query_selector_all(".views button[aria-pressed=true]")) == 1
+                assert panel.query_selector("figcaption").inner_text()
+        panel = page.query_selector(".panel:has(.slider)")
+        panel.scroll_into_view_if_needed()
+        panel.wait_for_selector(".main-svg", state="attached")
+        drawn = "figure => JSON.stringify(figure.querySelector('.chart').data[2].r)"
+        first = panel.evaluate(drawn)
+        panel.query_selector("input").press("ArrowRight")
+        assert panel.query_selector("output").inner_text() == "1"
+        assert panel.evaluate(drawn) != first
+    assert seen.complaints == []
+
+
+def test_pointing_at_a_head_shows_its_numbers(path):
+    share = Run.of({"routing": synthetic_run()["routing"]}, {})["routing"].routing_share
+    with opened(path) as (page, _):
+        panel = page.query_selector("#routing-which-heads-differ")
+        panel.scroll_into_view_if_needed()
+        plot = panel.wait_for_selector(".nsewdrag")
+        box = plot.bounding_box()
+        layers, heads = share.sizes["layer"], share.sizes["head"]
+        page.mouse.move(box["x"] + box["width"] * 2.5 / layers, box["y"] + box["height"] * 1.5 / heads)
+        text = panel.wait_for_selector(".hovertext").text_content()
+    assert "layer 2, head 1" in text
+    assert f"{float(share.sel(layer=2, head=1)):.4g}" in text
+    assert "±" in text
+    assert "untrained model" in text
+
+
+def test_hostile_text_does_not_run(tmp_path):
+    provenance = copy.deepcopy(PROVENANCE)
+    provenance["model"]["ref"] = HOSTILE
+    provenance["text"] |= {"sources": [HOSTILE], "first_tokens": [HOSTILE, "\ud83d", "\0"]}
+    provenance["check"] = [{"identity": HOSTILE, "reason": HOSTILE}]
+    base = synthetic_run(2, 3, lags=7)
+    names = [f"<a href='javascript:alert(2)'>{HOSTILE}</a>{i}" for i in range(base["loss"].sizes["document"])]
+    loss = base["loss"].assign_coords(document=names)
+    path = Run.of({"loss": loss, "routing": base["routing"]}, provenance).report(tmp_path / "run.html")
+    with opened(path) as (page, seen):
+        draw_everything(page)
+        page.click("text=By length")
+        assert page.title().startswith("</script><script>")
+        assert HOSTILE in page.inner_text("h1")
+        assert page.query_selector(".token").inner_text() == HOSTILE
+        assert page.query_selector("img") is None
+    assert seen.dialogs == []
+    assert seen.complaints == []
+    assert seen.requests == [path.as_uri()]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_follows_the_system_and_the_button_turns_it_over(path, dark):
+    with opened(path, dark=dark) as (page, _):
+        draw_everything(page)
+        before = background(page), paper(page), paper(page, 4)
+        assert ("15, 19, 24" in before[0]) == dark
+        page.click("#theme")
+        page.wait_for_timeout(300)
+        after = background(page), paper(page), paper(page, 4)
+        assert all(old != new for old, new in zip(before, after, strict=True))
+        page.click("#theme")
+        page.wait_for_timeout(300)
+        assert (background(page), paper(page), paper(page, 4)) == before
+
+
+def test_a_narrow_screen_needs_no_sideways_scrolling(path):
+    with opened(path, width=400) as (page, _):
+        draw_everything(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert page.evaluate("Math.max(...[...document.querySelectorAll('.main-svg')].map(s => s.clientWidth))") <= 400
+
+
+def test_the_contents_lead_to_every_section_and_panel(path):
+    with opened(path, width=1400) as (page, _):
+        targets = page.evaluate("[...document.querySelectorAll('.contents a')].map(link => link.hash.slice(1))")
+        panels = page.evaluate("[...document.querySelectorAll('[data-panel]')].map(panel => panel.id)")
+        assert set(panels) < set(targets)
+        assert all(page.query_selector(f"[id='{target}']") for target in targets)
+
+
+def test_everything_can_be_reached_and_is_named_without_a_mouse(path):
+    with opened(path) as (page, _):
+        draw_everything(page)
+        named = "e => e.innerText || e.ariaLabel || e.labels?.length"
+        assert page.evaluate(f"[...document.querySelectorAll('main button, main input')].every({named})")
+        assert page.evaluate("document.documentElement.lang") == "en"
+        levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map(h => +h.tagName[1])")
+        assert levels[0] == 1
+        assert all(b - a <= 1 for a, b in itertools.pairwise(levels))
+        labels = page.evaluate(
+            "[...document.querySelectorAll('.chart')].map(chart => chart.getAttribute('aria-label'))"
+        )
+        assert all(re.match(r".+\? .+\.", label) for label in labels)
+
+
+def test_without_a_browser_the_tests_fail_in_one_clear_sentence(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(
+        FileNotFoundError, match="need a browser: install one of chromium, chromium-browser, google-chrome"
+    ):
+        browser.browser_path()
