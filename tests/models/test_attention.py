@@ -1,0 +1,219 @@
+"""What is read of attention is what the model computes: maps, masks, sinks, padding, against the literal formula."""
+
+import numpy as np
+import pytest
+import torch
+
+from rheoscope.models.attention import Attention, Workspace
+from rheoscope.models.precision import Float64Throughout
+from rheoscope.models.view import ModelView
+from tests.models.views import caught, outputs, own_maps, tokens_of, view_of
+from tests.tiny import LENGTH, VARIANTS, WINDOW, tiny
+
+LEFT, RIGHT = 5, 3
+READING = ("q", "k", "v", "attn_scores", "attn_probs", "z", "resid_post")
+LITERAL = ("llama:mqa", "llama", "llama:mha", "gemma2", "gpt_oss", "mistral", "modernbert", "opt")
+SDPA = [name for name, variant in VARIANTS.items() if variant.sdpa]
+SIDES = [(name, "right") for name in VARIANTS] + [(name, "left") for name in VARIANTS if name != "distilbert"]
+
+
+def literal_map(attention, row, head):
+    """Eq. by eq. for one head: scale, soft-cap, mask, softmax with one more entry for a sink."""
+    q, k = attention.q[row, head], attention.k[row, head // (attention.q.shape[1] // attention.k.shape[1])]
+    probs = torch.zeros(len(q), len(k), dtype=q.dtype)
+    for i in range(len(q)):
+        for j in range(len(k)):
+            score = attention.scale * (q[i] * k[j]).sum()
+            score = score if attention.softcap is None else attention.softcap * torch.tanh(score / attention.softcap)
+            allowed = j <= i or not attention.causal
+            if attention.mask is not None:
+                allowed = bool(attention.mask[row % len(attention.mask), 0, i, j])
+            probs[i, j] = score.exp() if allowed else 0
+        sink = 0 if attention.sinks is None else attention.sinks[head].double().exp()
+        probs[i] /= probs[i].sum() + sink
+    return probs
+
+
+def padded(view, tokens, side):
+    """The tokens padded on one side and another text in full; which tokens are no padding; the places of the first."""
+    n_pad = LEFT if side == "left" else RIGHT
+    pad = torch.full_like(tokens[:, :n_pad], view.pad_token)
+    row = torch.cat([pad, tokens] if side == "left" else [tokens, pad], 1)
+    other = tokens_of(view, batch=1, length=row.shape[1], seed=7)
+    valid = torch.ones(2, row.shape[1], dtype=torch.bool)
+    valid[0, slice(0, n_pad) if side == "left" else slice(-n_pad, None)] = False
+    return torch.cat([row, other]), valid, slice(n_pad, None) if side == "left" else slice(0, tokens.shape[1])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_maps_are_those_that_the_eager_model_reports(name):
+    view = view_of(name)
+    tokens = tokens_of(view)
+    read = caught(view, tokens, "attn_probs")["attn_probs"]
+    for probs, own in zip(read, own_maps(view, tokens), strict=True):
+        torch.testing.assert_close(probs, own, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LITERAL)
+def test_maps_follow_the_literal_formula(name):
+    view = view_of(name)
+    read = caught(view, tokens_of(view), "attn_probs", "attention")
+    for probs, attention in zip(read["attn_probs"], read["attention"], strict=True):
+        for head in range(view.n_heads):
+            torch.testing.assert_close(probs[1, head], literal_map(attention, 1, head), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_z_is_the_same_fused_and_by_way_of_the_map(name):
+    view = view_of(name)
+    fused = caught(view, tokens_of(view), "z")["z"]
+    by_map = caught(view, tokens_of(view), "attn_probs", "z")["z"]
+    for one, other in zip(fused, by_map, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SDPA)
+def test_an_sdpa_model_and_an_eager_model_are_read_alike(name):
+    eager, sdpa = view_of(name), tiny(name)
+    sdpa.set_attn_implementation("sdpa")
+    with Float64Throughout():
+        other = ModelView(sdpa)
+    one, two = (caught(v, tokens_of(eager), *READING) for v in (eager, other))
+    for site, layers in one.items():
+        for a, b in zip(layers, two[site], strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12, msg=site)
+    assert sdpa.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_sliding_window_holds_exactly_the_keys_it_says(name):
+    view = view_of(name)
+    length = 2 * WINDOW + 5
+    lag = torch.arange(length)[:, None] - torch.arange(length)
+    causal = VARIANTS[name].causal
+    read = caught(view, tokens_of(view, length=length), "attn_probs")["attn_probs"]
+    for window, probs in zip(view.windows, read, strict=True):
+        expected = lag >= 0 if causal else torch.ones_like(lag, dtype=torch.bool)
+        if window is not None:
+            expected = expected & (lag < window if causal else lag.abs() < window)
+            assert not expected[-1, : length - window].any()  # the window is shorter than the text
+        assert ((probs > 0) == expected).all()
+
+
+def test_the_windows_of_each_layer_are_those_of_the_configuration():
+    assert view_of("mistral").windows == [WINDOW] * 3
+    assert view_of("mistral:full").windows == [None] * 3
+    assert view_of("gemma2").windows == [WINDOW, None, WINDOW]
+    assert view_of("modernbert").windows == [4, None, 4]  # three keys to either side
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_rows_of_a_map_sum_to_one_or_with_learned_sinks_to_less(name):
+    for probs in caught(view_of(name), tokens_of(view_of(name)), "attn_probs")["attn_probs"]:
+        if VARIANTS[name].family == "gpt_oss":
+            assert (probs.sum(-1) < 1 - 1e-6).all()
+        else:
+            torch.testing.assert_close(probs.sum(-1), torch.ones_like(probs[..., 0]), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("name", "side"), SIDES)
+def test_a_text_is_read_the_same_alone_and_padded_in_a_batch(name, side):
+    view = view_of(name)
+    alone = tokens_of(view, batch=1)
+    tokens, valid, place = padded(view, alone, side)
+    sites = ("q", "k", "v", "z", "resid_post")
+    one, batch = caught(view, alone, *sites, "attn_probs"), caught(view, tokens, *sites, "attn_probs", valid=valid)
+    for layer in range(view.n_layers):
+        for site in sites:
+            torch.testing.assert_close(batch[site][layer][:1, ..., place, :], one[site][layer], rtol=0, atol=1e-12)
+        probs = batch["attn_probs"][layer]
+        torch.testing.assert_close(probs[:1, :, place, place], one["attn_probs"][layer], rtol=0, atol=1e-12)
+        assert (probs[0].transpose(0, -1)[~valid[0]] == 0).all()  # nobody attends to padding
+        assert probs.isfinite().all()
+    torch.testing.assert_close(outputs(view, tokens, None, valid)[:1, place], outputs(view, alone), rtol=0, atol=1e-11)
+
+
+def test_a_query_that_may_see_nothing_has_a_row_of_zeros_and_z_of_zero():
+    view = view_of("llama")
+    tokens, valid, _ = padded(view, tokens_of(view, batch=1), "left")
+    read = caught(view, tokens, "attn_probs", "z", valid=valid)
+    for probs, z in zip(read["attn_probs"], read["z"], strict=True):
+        assert (probs[0, :, :LEFT] == 0).all()
+        assert (z[0, :, :LEFT] == 0).all()
+
+
+@pytest.fixture
+def attention():
+    """One call with two key heads for six query heads and a window, from fixed random numbers."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((2, 6, LENGTH, 7), (2, 2, LENGTH, 7), (2, 2, LENGTH, 5))
+    q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    lag = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    return Attention(q, k, v, scale=0.4, mask=((lag >= 0) & (lag < WINDOW)).expand(2, 1, -1, -1))
+
+
+@torch.no_grad()
+def test_an_additive_mask_means_the_same_as_a_boolean_one(attention):
+    hidden = (~attention.mask).double() * torch.finfo(torch.float64).min
+    additive = Attention(attention.q, attention.k, attention.v, scale=0.4, mask=hidden)
+    assert torch.equal(additive.allowed.expand_as(attention.mask), attention.mask)
+    torch.testing.assert_close(additive.probs, attention.probs, rtol=0, atol=1e-14)
+
+
+@torch.no_grad()
+def test_some_windows_of_a_call_are_the_call_on_those_windows(attention):
+    rows = np.array([1])
+    torch.testing.assert_close(attention.of_rows(rows).probs, attention.probs[1:], rtol=0, atol=1e-14)
+    attention.scores = attention.scores + 1e-3 * torch.arange(LENGTH)
+    torch.testing.assert_close(attention.of_rows(rows).probs, attention.probs[1:], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_the_scores_of_one_head_are_those_of_all(attention, replaced):
+    if replaced:
+        attention.scores = attention.scores.tanh()
+    for head in range(6):
+        torch.testing.assert_close(attention.scores_of_head(head), attention.scores[:, head], rtol=0, atol=1e-14)
+
+
+def test_replacing_an_input_computes_everything_after_it_anew(attention):
+    probs, z = attention.probs.clone(), attention.z.clone()
+    attention.replace_input("v", attention.v * 2)
+    torch.testing.assert_close(attention.z, 2 * z)
+    attention.replace_input("q", attention.q * 0)
+    assert not torch.allclose(attention.probs, probs)
+    uniform = attention.mask.double() / attention.mask.sum(-1, keepdim=True)
+    torch.testing.assert_close(attention.probs, uniform.expand_as(probs), rtol=0, atol=1e-15)
+
+
+def test_with_gradients_no_map_lives_in_the_workspace(attention):
+    attention.workspace = Workspace()
+    assert attention.probs.isfinite().all()
+    assert attention.workspace.buffer is None
+
+
+@torch.no_grad()
+def test_one_workspace_serves_all_layers_and_grows_when_it_must():
+    workspace = Workspace()
+    first = workspace.empty((2, 3), torch.zeros(1))
+    assert workspace.empty((6,), torch.zeros(1)).data_ptr() == first.data_ptr()
+    assert workspace.empty((7,), torch.zeros(1)).numel() == 7
+    assert workspace.empty((2, 3), torch.zeros(1, dtype=torch.float64)).dtype == torch.float64
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_softmax_in_half_precision_is_taken_in_float32(attention, dtype):
+    q, k, v = (x.to(dtype) for x in (attention.q, attention.k, attention.v))
+    half = Attention(q, k, v, scale=0.4, mask=attention.mask)
+    exact = Attention(q.double(), k.double(), v.double(), scale=0.4, mask=attention.mask)
+    assert half.probs.dtype == dtype
+    # only the scores and the result are rounded to half precision, not the sum
+    torch.testing.assert_close(half.probs.double(), exact.probs, rtol=8 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+def test_what_reads_both_ways_is_measured_and_not_taken_from_a_flag():
+    model = tiny("llama", is_causal=False)
+    assert all(layer.self_attn.is_causal for layer in model.model.layers)  # the flag says otherwise
+    with Float64Throughout():
+        assert not ModelView(model).causal
