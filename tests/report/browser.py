@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS = (
@@ -37,22 +37,28 @@ def browser_path() -> str:
 
 
 @contextmanager
-def opened(path: Path, *, width: int = 1200, dark: bool = False) -> Iterator[tuple[Page, Seen]]:
-    """A page from disk in a fresh browser, and what it did."""
+def started() -> Iterator[Browser]:
+    """A headless browser."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=list(_ARGUMENTS))
         try:
-            scheme = "dark" if dark else "light"
-            page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
-            seen = Seen()
-            page.on("request", lambda request: seen.requests.append(request.url))
-            page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
-            page.on("pageerror", lambda error: seen.complaints.append(str(error)))
-            page.on("dialog", lambda dialog: (seen.dialogs.append(dialog.message), dialog.dismiss()))
-            page.goto(path.as_uri())
-            yield page, seen
+            yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def opened(browser: Browser, path: Path, *, width: int = 1200, dark: bool = False) -> Iterator[tuple[Page, Seen]]:
+    """A page from disk with nothing kept from other pages, and what it did."""
+    scheme = "dark" if dark else "light"
+    with browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme) as context:
+        page, seen = context.new_page(), Seen()
+        page.on("request", lambda request: seen.requests.append(request.url))
+        page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (seen.dialogs.append(dialog.message), dialog.dismiss()))
+        page.goto(path.as_uri())
+        yield page, seen
 
 
 def draw_everything(page: Page) -> None:

@@ -15,8 +15,19 @@ from .test_page import HOSTILE
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return synthetic_run().report(tmp_path_factory.mktemp("report") / "run.html")
+def run() -> Run:
+    return synthetic_run(4, 3, lags=31)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory, run):
+    return run.report(tmp_path_factory.mktemp("report") / "run.html")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.started() as started:
+        yield started
 
 
 def background(page) -> str:
@@ -27,8 +38,8 @@ def paper(page, panel: int = 0) -> str:
     return page.evaluate(f"document.querySelectorAll('.chart')[{panel}].querySelector('.main-svg').style.background")
 
 
-def test_every_figure_is_drawn_without_a_request_or_a_complaint(path):
-    with opened(path) as (page, seen):
+def test_every_figure_is_drawn_without_a_request_or_a_complaint(chromium, path):
+    with opened(chromium, path) as (page, seen):
         draw_everything(page)
         drawn = page.evaluate("[...document.querySelectorAll('.chart')].map(chart => chart.data.length)")
         assert len(drawn) == 11
@@ -37,8 +48,8 @@ def test_every_figure_is_drawn_without_a_request_or_a_complaint(path):
     assert seen.complaints == []
 
 
-def test_every_choice_of_every_panel_draws_and_changes_the_caption(path):
-    with opened(path) as (page, seen):
+def test_every_choice_of_every_panel_draws_and_changes_the_caption(chromium, path):
+    with opened(chromium, path) as (page, seen):
         for panel in page.query_selector_all("[data-panel]"):
             for button in panel.query_selector_all(".views button"):
                 button.click()
@@ -56,9 +67,9 @@ def test_every_choice_of_every_panel_draws_and_changes_the_caption(path):
     assert seen.complaints == []
 
 
-def test_pointing_at_a_head_shows_its_numbers(path):
-    share = Run.of({"routing": synthetic_run()["routing"]}, {})["routing"].routing_share
-    with opened(path) as (page, _):
+def test_pointing_at_a_head_shows_its_numbers(chromium, path, run):
+    share = run["routing"].routing_share
+    with opened(chromium, path) as (page, _):
         panel = page.query_selector("#routing-which-heads-differ")
         panel.scroll_into_view_if_needed()
         plot = panel.wait_for_selector(".nsewdrag")
@@ -72,7 +83,7 @@ def test_pointing_at_a_head_shows_its_numbers(path):
     assert "untrained model" in text
 
 
-def test_hostile_text_does_not_run(tmp_path):
+def test_hostile_text_does_not_run(chromium, tmp_path):
     provenance = copy.deepcopy(PROVENANCE)
     provenance["model"]["ref"] = HOSTILE
     provenance["text"] |= {"sources": [HOSTILE], "first_tokens": [HOSTILE, "\ud83d", "\0"]}
@@ -81,7 +92,7 @@ def test_hostile_text_does_not_run(tmp_path):
     names = [f"<a href='javascript:alert(2)'>{HOSTILE}</a>{i}" for i in range(base["loss"].sizes["document"])]
     loss = base["loss"].assign_coords(document=names)
     path = Run.of({"loss": loss, "routing": base["routing"]}, provenance).report(tmp_path / "run.html")
-    with opened(path) as (page, seen):
+    with opened(chromium, path) as (page, seen):
         draw_everything(page)
         page.click("text=By length")
         assert page.title().startswith("</script><script>")
@@ -94,8 +105,8 @@ def test_hostile_text_does_not_run(tmp_path):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_page_follows_the_system_and_the_button_turns_it_over(path, dark):
-    with opened(path, dark=dark) as (page, _):
+def test_the_page_follows_the_system_and_the_button_turns_it_over(chromium, path, dark):
+    with opened(chromium, path, dark=dark) as (page, _):
         draw_everything(page)
         before = background(page), paper(page), paper(page, 4)
         assert ("15, 19, 24" in before[0]) == dark
@@ -108,23 +119,23 @@ def test_the_page_follows_the_system_and_the_button_turns_it_over(path, dark):
         assert (background(page), paper(page), paper(page, 4)) == before
 
 
-def test_a_narrow_screen_needs_no_sideways_scrolling(path):
-    with opened(path, width=400) as (page, _):
+def test_a_narrow_screen_needs_no_sideways_scrolling(chromium, path):
+    with opened(chromium, path, width=400) as (page, _):
         draw_everything(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
         assert page.evaluate("Math.max(...[...document.querySelectorAll('.main-svg')].map(s => s.clientWidth))") <= 400
 
 
-def test_the_contents_lead_to_every_section_and_panel(path):
-    with opened(path, width=1400) as (page, _):
+def test_the_contents_lead_to_every_section_and_panel(chromium, path):
+    with opened(chromium, path, width=1400) as (page, _):
         targets = page.evaluate("[...document.querySelectorAll('.contents a')].map(link => link.hash.slice(1))")
         panels = page.evaluate("[...document.querySelectorAll('[data-panel]')].map(panel => panel.id)")
         assert set(panels) < set(targets)
         assert all(page.query_selector(f"[id='{target}']") for target in targets)
 
 
-def test_everything_can_be_reached_and_is_named_without_a_mouse(path):
-    with opened(path) as (page, _):
+def test_everything_can_be_reached_and_is_named_without_a_mouse(chromium, path):
+    with opened(chromium, path) as (page, _):
         draw_everything(page)
         named = "e => e.innerText || e.ariaLabel || e.labels?.length"
         assert page.evaluate(f"[...document.querySelectorAll('main button, main input')].every({named})")
