@@ -1,6 +1,7 @@
 """Networks that rheoscope trains: eight kinds of attention in one decoder, an ordinary transformers model.
 
-Importing it registers the model type `rheoscope_decoder` with transformers' Auto classes.
+Importing it registers the model type `rheoscope_decoder` with transformers' Auto classes. Training is in
+`rheoscope.nets.train`, as it takes longer to import.
 """
 
 from .config import KINDS as KINDS
@@ -10,7 +11,3 @@ from .decoder import RheoscopeForCausalLM as RheoscopeForCausalLM
 from .decoder import RheoscopeModel as RheoscopeModel
 from .presets import PRESETS as PRESETS
 from .presets import preset_config as preset_config
-from .ranks import training_ranks as training_ranks
-from .recipe import Recipe as Recipe
-from .train import Trained as Trained
-from .train import train as train
