@@ -131,7 +131,7 @@ _CAPACITY = (
         _DIRECTIONS,
         "routing rank k90, median head",
         "The routing rank of a layer: half of its heads use fewer directions, half use more.",
-        "median over heads of k90(S)",
+        "median of k90(S) over heads and sampled windows",
         dims=("layer",),
         bounds=_RANK,
     ),

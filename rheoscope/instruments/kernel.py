@@ -6,10 +6,12 @@ is a positive number per token, is not. Biases are left out: they are no part of
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from ..linalg import (
@@ -30,10 +32,24 @@ PARTS = {
 }
 
 
-@torch.no_grad()
-def kernel_readings(view: ModelView, lags: np.ndarray, mass: Float64[np.ndarray, "layer head lag"]) -> xr.Dataset:
-    """Kernel shares and ranks of every head; under RoPE also at each of `lags` and averaged with attention's `mass`.
+class _Turns(NamedTuple):
+    """RoPE at some lags: R_lag = diag(cos) + J diag(sin), of row vectors, with cos and sin of every coordinate's pair.
 
+    J is a signed permutation that is the same for all lags. Coordinates that are not turned have cos 1 and sin 0.
+    """
+
+    cos: Float64[Tensor, "lag d_head"]
+    sin: Float64[Tensor, "lag d_head"]
+    J: Float64[Tensor, "d_head d_head"]
+
+
+@torch.no_grad()
+def kernel_readings(
+    view: ModelView, lags: np.ndarray, mass: Float64[np.ndarray, "layer head signed_lag"]
+) -> xr.Dataset:
+    """Kernel shares and ranks of every head; under RoPE also at each of `lags` and averaged over all lags.
+
+    mass: attention at each lag = query minus key from -(n - 1) to n - 1, the weights of the average.
     Raises Refused for a model type without a row, or weights that are not plain numbers.
     """
     rows: dict[str, list[np.ndarray]] = {}
@@ -44,8 +60,9 @@ def kernel_readings(view: ModelView, lags: np.ndarray, mass: Float64[np.ndarray,
         for part, spectrum in PARTS.items():
             ranks = effective_ranks(spectrum(T))._asdict()
             readings |= {f"kernel_{part}_{name}": value for name, value in ranks.items()}
-        routing, score = _energies_by_lag(T, _rotations(view, layer, lags))
-        readings["kernel_routing_share_by_lag"] = routing / score
+        routing, score = _energies_by_lag(T, _turns(view, layer, mass.shape[-1] // 2))
+        at_lags = routing / score
+        readings["kernel_routing_share_by_lag"] = at_lags[:, lags + mass.shape[-1] // 2]
         weight = torch.from_numpy(mass[layer]).to(score)
         readings["kernel_routing_share_averaged"] = (weight * routing).sum(-1) / (weight * score).sum(-1)
         for name, value in readings.items():
@@ -55,25 +72,33 @@ def kernel_readings(view: ModelView, lags: np.ndarray, mass: Float64[np.ndarray,
     return xr.Dataset(data, coords={"lag": lags})
 
 
-def _rotations(view: ModelView, layer: int, lags: np.ndarray) -> Float[Tensor, "lag d_head d_head"]:
-    """R_lag of every lag, such that M(lag) = W_Q R_lag W_K^T; the identity in a layer without RoPE."""
-    positions = torch.as_tensor(lags, device=view.device)
-    cos, sin = view.weights.rotation(layer, torch.cat([positions, positions[:1] * 0]))
-    unit = torch.eye(view.d_head, dtype=torch.float64, device=view.device).expand(len(cos), -1, -1)
-    turned = view.weights.rotated(unit, cos.double()[:, None], sin.double()[:, None])
-    return turned[:-1] @ turned[-1].mT
+def _turns(view: ModelView, layer: int, longest: int) -> _Turns:
+    """RoPE of a layer at every lag from -longest to longest; nothing is turned in a layer without it."""
+    weights, unit = view.weights, torch.eye(view.d_head, dtype=torch.float64, device=view.device)
+    cos, sin = (table.double() for table in weights.rotation(layer, torch.arange(longest + 1, device=view.device)))
+    J = weights.rotated(unit, cos[:1] * 0, cos[:1] * 0 + 1) - weights.rotated(unit, cos[:1] * 0, cos[:1] * 0)
+    ones = torch.ones_like(unit[:1]).expand(len(cos), -1)
+    cos = weights.rotated(ones, cos, cos * 0)
+    sin = weights.rotated(ones, sin * 0, sin) * J.sum(0)
+    return _Turns(torch.cat([cos[1:].flip(0), cos]), torch.cat([-sin[1:].flip(0), sin]), J)
 
 
 def _energies_by_lag(
-    T: Float64[Tensor, "head row column"], R: Float[Tensor, "lag d_head d_head"]
+    T: Float64[Tensor, "head row column"], turns: _Turns
 ) -> tuple[Float64[Tensor, "head lag"], Float64[Tensor, "head lag"]]:
-    """‖S‖² and ‖M‖² of M = Q R K^T from traces of d_head x d_head products, one lag at a time."""
+    """‖S‖² and ‖M‖² of M = Q R K^T at every lag.
+
+    ‖M‖² = tr(Q^TQ R K^TK R^T) and tr(M²) = tr((K^TQ R)²) are quadratic forms in the cosines and sines of a lag.
+    """
+    cos, sin, J = (part.to(T) for part in turns)
     Q, K = split_factors(T)
     qq, kk, kq = Q.mT @ Q, K.mT @ K, K.mT @ Q
-    energies = []
-    for rotation in R.to(T):
-        score = (qq * (rotation @ kk @ rotation.mT)).sum((-2, -1))
-        turned = kq @ rotation
-        energies.append(((score - (turned * turned.mT).sum((-2, -1))) / 2, score))
-    routing, score = (torch.stack(parts, -1) for parts in zip(*energies, strict=True))
-    return routing.clamp(min=0), score
+
+    def form(A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+        """cos A cos + 2 sin B cos + sin C sin, per head and lag."""
+        return ((cos @ A + 2 * sin @ B) * cos + (sin @ C) * sin).sum(-1)
+
+    turned = kq @ J
+    score = form(qq * kk, qq * (J @ kk), qq * (J @ kk @ J.mT))
+    square = form(kq * kq.mT, turned.mT * kq, turned * turned.mT)
+    return ((score - square) / 2).clamp(min=0), score

@@ -44,8 +44,3 @@ def lag_grid(window: int, *, per_octave: int = 3) -> np.ndarray:
     octaves = np.log2(max(window - 1, 1))
     steps = 2 ** np.linspace(0, octaves, int(octaves * per_octave) + 1)
     return np.unique(np.concatenate([[0], np.round(steps).astype(int)]))
-
-
-def nearest_lag(lags: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Index in `grid` of the entry nearest to the size of each lag, by ratio of lag + 1."""
-    return np.abs(np.log1p(np.abs(lags))[:, None] - np.log1p(grid)[None, :]).argmin(1)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float64
 from torch import Tensor
 
 from ..corpus import Batch, Corpus
@@ -24,7 +23,7 @@ from ..models.view import ModelView
 from ..stats import Estimate, RatioOfSums, ratio_of_sums
 from .instrument import Instrument, LayerSites, Pass
 from .kernel import kernel_readings
-from .lags import lag_grid, nearest_lag, pair_energies, signed_lag_sums
+from .lags import lag_grid, pair_energies, signed_lag_sums
 from .spectra import gaussian_readings, head_spectra
 
 SHARES = {
@@ -64,8 +63,9 @@ class Routing(Instrument):
         per_unit = np.bincount(corpus.units[self.lag_windows], minlength=len(per_unit))
         self.share_by_lag = [RatioOfSums((len(self.lags),), windows_per_document=per_unit) for _ in layers]
         self.mass_by_lag = np.zeros((view.n_layers, view.n_heads, 2 * corpus.window - 1))
-        self.sampled: dict[str, list[list[np.ndarray]]] = defaultdict(lambda: [[] for _ in layers])
-        self.eigenvalues: list[np.ndarray | None] = [None for _ in layers]
+        sampled = (len(self.spectra_windows), view.n_layers, view.n_heads)
+        self.sampled: dict[str, np.ndarray] = defaultdict(lambda: np.full(sampled, np.nan))
+        self.eigenvalues = np.full((view.n_layers, view.n_heads, view.d_head), np.nan, np.complex128)
 
     def observe(self, layer: int, sites: LayerSites, batch: Batch) -> None:
         attention, valid = sites.attention, batch.valid.to(sites.attention.q.device)
@@ -77,19 +77,21 @@ class Routing(Instrument):
             self.shares[name][layer].update(units, numerator, denominator)
         rows = np.flatnonzero(np.isin(windows, self.spectra_windows))
         if len(rows):
-            self._observe_spectra(layer, attention, valid, rows, first=windows[rows[0]] == self.spectra_windows[0])
+            self._observe_spectra(layer, attention, valid, rows, np.searchsorted(self.spectra_windows, windows[rows]))
         rows = np.flatnonzero(np.isin(windows, self.lag_windows))
         if len(rows):
             self._observe_lags(layer, attention.of_rows(rows), valid[rows], units[rows])
 
-    def _observe_spectra(self, layer: int, attention: Attention, valid: Tensor, rows: np.ndarray, first: bool) -> None:
+    def _observe_spectra(
+        self, layer: int, attention: Attention, valid: Tensor, rows: np.ndarray, samples: np.ndarray
+    ) -> None:
         """Ranks and stability of the sampled windows; the eigenvalues of the first one are kept to be drawn."""
         q, k = attention.q[rows], attention.k[rows]
         readings, eigenvalues = head_spectra(q, k, scale=attention.scale, valid=valid[rows])
         for name, value in readings.items():
-            self.sampled[name][layer].append(value.cpu().numpy())
-        if first:
-            self.eigenvalues[layer] = eigenvalues[0].cpu().numpy()
+            self.sampled[name][samples, layer] = value.cpu().numpy()
+        for row in np.flatnonzero(samples == 0):
+            self.eigenvalues[layer] = eigenvalues[row].cpu().numpy()
 
     def _observe_lags(self, layer: int, attention: Attention, valid: Tensor, units: np.ndarray) -> None:
         """Where attention goes and how much of the scores is skew, at each lag, over the sampled windows."""
@@ -101,72 +103,68 @@ class Routing(Instrument):
         mass = signed_lag_sums(probs, causal=attention.causal).sum(0, dtype=torch.float64)
         self.mass_by_lag[layer] += mass.cpu().numpy()
 
-    def samples(self, name: str) -> np.ndarray:
-        """A sampled reading of every window, layer and head: [window layer head]."""
-        return np.stack([np.concatenate(parts) for parts in self.sampled[name]], 1)
-
     def finalize(self) -> xr.Dataset:
-        """Values and standard errors of the data part; kernel and nulls are added by `routing_dataset`."""
+        """Values and standard errors on the data, and the readings of the weights beside them."""
+        data = self._on_data().drop_vars(["growth_scale", "growth_scale_se"], errors="ignore")
+        try:
+            return data.merge(kernel_readings(self.view, self.lags, self.mass_by_lag))
+        except Refused as refusal:
+            return data.assign_attrs(kernel_refused=str(refusal))
+
+    def _on_data(self) -> xr.Dataset:
+        """What the forward passes gave; `growth_scale` among it, which the Gaussian null is matched by."""
         readings = {name: [layer.finalize() for layer in layers] for name, layers in self.shares.items()}
         units = self.corpus.units[self.spectra_windows]
-        for name in self.sampled:
-            samples = self.samples(name)
+        for name, samples in self.sampled.items():
             readings[name] = [mean_over_units(samples[:, layer], units) for layer in range(self.view.n_layers)]
         readings["routing_share_by_lag"] = [layer.finalize() for layer in self.share_by_lag]
-        data: dict[str, tuple[tuple[str, ...], np.ndarray]] = {}
+        data: dict[str, tuple] = {}
         for name, layers in readings.items():
             dims = ("layer", "lag" if name.endswith("by_lag") else "head")
-            data[name] = dims, np.stack([estimate.value for estimate in layers])
-            data[f"{name}_se"] = dims, np.stack([estimate.se for estimate in layers])
-        ranks = self.samples("routing_k90")
-        medians = np.nanmedian(ranks, axis=(0, 2))
+            n = {"n": int(max(estimate.n.max() for estimate in layers))}
+            data[name] = dims, np.stack([estimate.value for estimate in layers]), n
+            data[f"{name}_se"] = dims, np.stack([estimate.se for estimate in layers]), n
+        medians = np.array([median(layer) for layer in self.sampled["routing_k90"].swapaxes(0, 1)])
         data["routing_k90_median"] = ("layer",), medians
         data["minimal_rank_share"] = (), np.mean(medians == 2)
         data["capacity"] = ("layer",), np.full(self.view.n_layers, min(2 * self.view.d_head, self.corpus.window))
-        clouds = np.stack(self.eigenvalues)
-        data["eigenvalues_re"] = ("layer", "head", "component"), clouds.real
-        data["eigenvalues_im"] = ("layer", "head", "component"), clouds.imag
+        data["eigenvalues_re"] = ("layer", "head", "component"), self.eigenvalues.real
+        data["eigenvalues_im"] = ("layer", "head", "component"), self.eigenvalues.imag
         coords = {
             "layer": np.arange(self.view.n_layers),
             "head": np.arange(self.view.n_heads),
             "lag": self.lags,
         }
-        return xr.Dataset(data, coords=coords, attrs={"n": int(readings["routing_share"][0].n.max())})
+        return xr.Dataset(data, coords=coords, attrs={"n": data["routing_share"][2]["n"]})
 
     def with_nulls(self, data: xr.Dataset, run_pass: Pass, seed: int) -> xr.Dataset:
-        """The weights' own readings, an untrained model of the same shape, and Gaussian queries and keys beside."""
+        """An untrained model of the same shape beside what was read on the data, and Gaussian queries and keys."""
+        if not self.options.n_null:
+            return data
+        few = self.corpus.of_windows(spread(self.corpus.n_windows, self.options.n_null))
+        null = Routing(self.view, few, replace(self.options, n_spectra=few.n_windows))
         try:
-            data = data.merge(kernel_readings(self.view, self.lags, self._mass_on_grid()))
-        except Refused as refusal:
-            data.attrs["kernel_refused"] = str(refusal)
-        if self.options.n_null:
-            few = self.corpus.of_windows(spread(self.corpus.n_windows, self.options.n_null))
-            null = Routing(self.view, few, replace(self.options, n_spectra=few.n_windows))
             with untrained(self.view, seed):
                 run_pass(few, [null], task="untrained null")
-            chance = null.finalize()
-            for name in _with_null(data):
-                data[f"{name}_null"] = chance[name]
-                if f"{name}_se" in chance:
-                    data[f"{name}_null_se"] = chance[f"{name}_se"]
-            gaussian = gaussian_readings(self.corpus.window, self.view.d_head, seed=seed)
-            for name, (value, error) in gaussian.items():
-                scale = data["growth_scale"] if name == "stability_max_re" else 1.0
-                data[f"{name}_null_gaussian"], data[f"{name}_null_gaussian_se"] = value * scale, error * scale
-        return data.drop_vars([name for name in data if name.startswith("growth_scale")])
-
-    def _mass_on_grid(self) -> Float64[np.ndarray, "layer head lag"]:
-        """Attention mass by signed lag, gathered at the nearest lag of the grid."""
-        n = (self.mass_by_lag.shape[-1] + 1) // 2
-        gathered = np.zeros((*self.mass_by_lag.shape[:-1], len(self.lags)))
-        np.add.at(gathered, (..., nearest_lag(np.arange(1 - n, n), self.lags)), self.mass_by_lag)
-        return gathered
+            data = _beside(data, null._on_data())
+        except Refused as refusal:
+            data.attrs["null_refused"] = str(refusal)
+        gaussian = gaussian_readings(self.corpus.window, self.view.d_head, seed=seed)
+        growth = self._on_data()["growth_scale"]
+        for name, (value, error) in gaussian.items():
+            scale = growth if name == "stability_max_re" else 1.0
+            data[f"{name}_null_gaussian"], data[f"{name}_null_gaussian_se"] = value * scale, error * scale
+        return data
 
 
-def _with_null(data: xr.Dataset) -> list[str]:
-    """Quantities that an untrained model gives a null for: those of the data, not of the weights, without errors."""
-    skipped = ("kernel_", "eigenvalues_", "capacity", "growth_scale")
-    return [name for name in map(str, data) if not name.startswith(skipped) and not name.endswith("_se")]
+def _beside(data: xr.Dataset, chance: xr.Dataset) -> xr.Dataset:
+    """The readings on the data with those of an untrained model beside them, under `_null` and `_null_se`."""
+    found = {str(name): chance[name] for name in data if name in chance and not str(name).endswith("_se")}
+    for name in ("capacity", "eigenvalues_re", "eigenvalues_im"):
+        del found[name]
+    nulls = {f"{name}_null": value for name, value in found.items()}
+    errors = {f"{name}_null_se": chance[f"{name}_se"] for name in found if f"{name}_se" in chance}
+    return data.assign(nulls | errors)
 
 
 def mean_over_units(samples: np.ndarray, units: np.ndarray) -> Estimate:
@@ -175,6 +173,12 @@ def mean_over_units(samples: np.ndarray, units: np.ndarray) -> Estimate:
     np.add.at(totals, units, np.nan_to_num(samples))
     np.add.at(counts, units, ~np.isnan(samples))
     return ratio_of_sums(totals, counts)
+
+
+def median(samples: np.ndarray) -> float:
+    """Median of the samples that are defined; NaN where none is."""
+    defined = samples[~np.isnan(samples)]
+    return float(np.median(defined)) if defined.size else float("nan")
 
 
 def spread(n_windows: int, n_sampled: int) -> np.ndarray:
