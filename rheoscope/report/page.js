@@ -30,6 +30,9 @@
     return Plotly.react(chart, dressed(figure.data), layout, {
       responsive: true,
       displaylogo: false,
+      // Left on, plotly offers a button that uploads the figure's data to its maker.
+      showSendToCloud: false,
+      plotlyServerURL: "",
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
       toImageButtonOptions: { filename: panel.id, scale: 2 },
     });

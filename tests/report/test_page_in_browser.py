@@ -48,6 +48,14 @@ def test_every_figure_is_drawn_without_a_request_or_a_complaint(chromium, path):
     assert seen.complaints == []
 
 
+def test_no_button_of_a_figure_sends_its_data_away(chromium, path):
+    with opened(chromium, path) as (page, _):
+        draw_everything(page)
+        buttons = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(button => button.ariaLabel)")
+        assert set(buttons) <= {"Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"}
+        assert page.evaluate("[...document.querySelectorAll('.chart')].every(c => c._context.plotlyServerURL === '')")
+
+
 def test_every_choice_of_every_panel_draws_and_changes_the_caption(chromium, path):
     with opened(chromium, path) as (page, seen):
         for panel in page.query_selector_all("[data-panel]"):
