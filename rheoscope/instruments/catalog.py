@@ -6,12 +6,13 @@ import xarray as xr
 
 from ..errors import RheoscopeError
 from ..tables import sibling
+from .catalog_fields import FIELD_DIMENSIONS, FIELDS
 from .catalog_loss import LOSS
 from .catalog_routing import ROUTING
 from .catalog_steering import STEERING
 from .quantity import Quantity
 
-CATALOG: dict[str, Quantity] = {f"{row.instrument}.{row.name}": row for row in (*LOSS, *ROUTING, *STEERING)}
+CATALOG: dict[str, Quantity] = {f"{row.instrument}.{row.name}": row for row in (*LOSS, *ROUTING, *STEERING, *FIELDS)}
 
 # Unit and long name of every dimension that a quantity may have.
 DIMENSIONS: dict[str, tuple[str, str]] = {
@@ -21,6 +22,7 @@ DIMENSIONS: dict[str, tuple[str, str]] = {
     "position": ("tokens", "place in the window"),
     "lag": ("tokens", "distance between the two positions"),
     "component": ("1", "eigenvalue, counted from 0"),
+    **FIELD_DIMENSIONS,
 }
 
 _NULLS = {

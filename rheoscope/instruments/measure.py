@@ -20,12 +20,13 @@ from ..models.view import ModelView
 from ..run import Run
 from .catalog import describe
 from .engine import Progress, batch_size_for, refuse_window, run_pass, silent
+from .fields import Fields
 from .instrument import Instrument
 from .loss import Loss
 from .routing import Routing
 from .steering import Steering
 
-INSTRUMENTS: dict[str, type[Instrument]] = {kind.name: kind for kind in (Loss, Routing, Steering)}
+INSTRUMENTS: dict[str, type[Instrument]] = {kind.name: kind for kind in (Loss, Routing, Steering, Fields)}
 PACKAGES = ("rheoscope", "torch", "transformers", "tokenizers", "numpy", "xarray")
 
 

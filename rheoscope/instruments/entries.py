@@ -1,0 +1,95 @@
+"""The visible entries of an attention map in the order of their lag, and which of them a field is made of."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+SINKS = ("separate", "keep")
+
+
+class Entries:
+    """Places (query i, key j) of a map of L x L, sorted by lag τ = i - j, by query within one lag.
+
+    A causal map has the entries j <= i and the lags 0 … L - 1; a map that sees both ways has all of them, and lags of
+    both signs. `skip_rows` leaves out the first queries of a causal map, whose rows are short (the first is always 1);
+    `sink="separate"` leaves out key 0; `width` is the number of lags that a causal layer with a sliding window sees.
+    What is left out stays in the order and is not marked in `kept`.
+
+    Attributes:
+        lags: [lag] the lags in rising order. `bounds[l]:bounds[l + 1]` are the entries of lag number l.
+    """
+
+    def __init__(self, window: int, *, causal: bool, skip_rows: int = 0, sink: str = "keep", width: int | None = None):
+        self.window, self.causal = window, causal
+        self.first_row = skip_rows if causal else 0
+        self.first_key = 1 if sink == "separate" else 0
+        self.width = min(width or window, window) if causal else window
+        query, key = np.divmod(np.arange(window**2), window)
+        if causal:
+            query, key = query[key <= query], key[key <= query]
+        order = np.lexsort((query, query - key))
+        self.query, self.key = query[order], key[order]
+        self.lag = self.query - self.key
+        self.lags, counts = np.unique(self.lag, return_counts=True)
+        self.bounds = np.concatenate([[0], np.cumsum(counts)])
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+    @cached_property
+    def flat(self) -> Int64[Tensor, " entry"]:
+        """Place of every entry in the flattened map."""
+        return torch.from_numpy(self.query * self.window + self.key)
+
+    @cached_property
+    def kept(self) -> Bool[np.ndarray, " entry"]:
+        """The entries that the field is made of."""
+        return (self.query >= self.first_row) & (self.key >= self.first_key) & (self.lag < self.width)
+
+    @property
+    def n_kept(self) -> Int64[np.ndarray, " lag"]:
+        """How many entries of every lag the field has."""
+        return np.add.reduceat(self.kept.astype(np.int64), self.bounds[:-1])
+
+    def packed(self, A: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch entry"]:
+        """The entries of maps, in order."""
+        return A.flatten(-2).index_select(-1, self.flat.to(A.device))
+
+    def by_lag(self, values: Float64[np.ndarray, "*batch entry"]) -> Float64[np.ndarray, "*batch lag"]:
+        """Sums over the entries of every lag."""
+        return np.add.reduceat(values, self.bounds[:-1], axis=-1)
+
+    def rows(self, values: Float[Tensor, "*batch entry"]) -> Float[Tensor, "*batch query lag"]:
+        """Every row of the maps as a function of lag; 0 where the row has no entry in the field."""
+        out = values.new_zeros(*values.shape[:-1], self.window * len(self.lags))
+        place = torch.from_numpy(self.query * len(self.lags) + self.lag - self.lags[0])[torch.from_numpy(self.kept)]
+        out[..., place] = values[..., torch.from_numpy(self.kept)]
+        return out.unflatten(-1, (self.window, len(self.lags)))
+
+    @cached_property
+    def support(self) -> Int64[np.ndarray, "query 2"]:
+        """First and last index into `lags` that the row of each query has in the field; (0, -1) for a row without."""
+        query = np.arange(self.window)
+        first = np.zeros_like(query) if self.causal else query
+        last = query - int(self.lags[0]) - self.first_key
+        last = np.minimum(last, self.width - 1) if self.causal else last
+        none = (query < self.first_row) | (last < first)
+        return np.stack([np.where(none, 0, first), np.where(none, -1, last)], 1)
+
+    def picture(self, values: Float64[np.ndarray, "*batch entry"], n_bins: int) -> Float64[np.ndarray, "*batch q k"]:
+        """Values as a map of query by key in at most `n_bins` bins a side: means over the field's entries of each bin.
+
+        NaN where a bin has no entry of the field.
+        """
+        n = min(n_bins, self.window)
+        cell = (self.query * n // self.window) * n + self.key * n // self.window
+        counts = np.bincount(cell[self.kept], minlength=n * n)
+        flat = values.reshape(-1, len(self))[:, self.kept]
+        sums = np.stack([np.bincount(cell[self.kept], row, minlength=n * n) for row in flat])
+        means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+        return means.reshape(*values.shape[:-1], n, n)
