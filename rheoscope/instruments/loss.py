@@ -45,8 +45,9 @@ class Loss(Instrument):
         nll = token_nll(output[:, :-1], batch.tokens[:, 1:].to(output.device)).cpu().numpy()
         scored = batch.valid[:, 1:].numpy()
         nll = np.where(scored, nll, 0.0)
-        self.window_nll[batch.windows] = nll.sum(1)
-        self.window_tokens[batch.windows] = scored.sum(1)
+        windows = batch.windows.numpy()
+        self.window_nll[windows] = nll.sum(1)
+        self.window_tokens[windows] = scored.sum(1)
         self.position_nll[1:] += nll.sum(0)
         self.position_tokens[1:] += scored.sum(0)
 
@@ -64,16 +65,17 @@ class Loss(Instrument):
         per_byte, per_byte_se, _ = (part.item() for part in ratio_of_sums(nll_of_unit / math.log(2), bytes_of_unit))
         documents, place = np.unique(self.corpus.documents[seen], return_inverse=True)
         document_tokens = np.bincount(place, tokens)
-        with np.errstate(invalid="ignore"):
-            by_position = self.position_nll / np.where(self.position_tokens > 0, self.position_tokens, np.nan)
+        by_position = self.position_nll / np.where(self.position_tokens > 0, self.position_tokens, np.nan)
+        with np.errstate(over="ignore"):
+            perplexity = np.exp(mean)  # infinite beyond 709 nats
         return xr.Dataset(
             {
                 "nll_mean": ((), mean),
                 "nll_mean_se": ((), mean_se),
                 "bits_per_byte": ((), per_byte),
                 "bits_per_byte_se": ((), per_byte_se),
-                "perplexity": ((), math.exp(mean)),
-                "perplexity_se": ((), math.exp(mean) * mean_se),
+                "perplexity": ((), perplexity),
+                "perplexity_se": ((), perplexity * mean_se),
                 "nll": ("document", np.bincount(place, nll) / document_tokens),
                 "tokens": ("document", document_tokens.astype(np.int64)),
                 "nll_by_position": ("position", by_position),
