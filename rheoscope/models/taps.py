@@ -153,6 +153,8 @@ class _ResidualTap:
         """What the tap makes of x, in the shape of x (OPT flattens batch and position)."""
         seen = x if x.dim() == 3 else x.unflatten(0, (self.view.batch_size, -1))
         seen = seen if self.scale == 1.0 else seen * self.scale
+        if self.in_place:
+            seen = seen.clone()  # what a tap keeps, or differentiates, must not change when x does
         new = replacement(self.site, self.tap(seen), seen)
         if new is None:
             return None
