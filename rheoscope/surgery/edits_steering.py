@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -29,26 +30,27 @@ SPARED = ("none", "first", "massive")
 
 
 @dataclass(frozen=True)
-class FFNEdit(Edit):
-    """One change of what the feed-forward network writes.
+class TermEdit(Edit):
+    """One change of what attention or the feed-forward network writes.
 
     spare: tokens left alone. "first": the first of each window; "massive": also every one that in the layer, before or
-    after its own step, is over MASSIVE times as long as the median token of its window.
+    after what the term adds, is over MASSIVE times as long as the median token of its window.
     """
 
     spare: str = "none"
+    site: ClassVar[str] = "ffn_out"
 
     @abstractmethod
     def kept(self, F: Float[Tensor, "*shape d_model"], y: Float[Tensor, "*shape d_model"]) -> Tensor:
-        """What is written instead of F where the network reads y."""
+        """What is written instead of F to the stream y."""
 
     def taps(self, view: ModelView) -> Mapping[str, Tap]:
         if self.spare not in SPARED:
             raise RheoscopeError(f"spare={self.spare!r} asked for; the choices are {', '.join(SPARED)}")
         seen: dict[str, Tensor] = {}
 
-        def keep(name: str) -> Tap:
-            return lambda layer, value: seen.__setitem__(name, value)
+        def keep(layer: int, x: Tensor) -> None:
+            seen["stream"] = x
 
         def keep_valid(layer: int, attention: Attention) -> None:
             seen["valid"] = _valid(attention)
@@ -58,16 +60,15 @@ class FFNEdit(Edit):
             new = self.kept(exact(F), exact(y)).to(F)
             if self.spare == "none":
                 return new
-            spared = _spared(self.spare, y, y + F, seen.get("valid"))
-            return torch.where(spared[..., None], F, new)
+            return torch.where(_spared(self.spare, y, y + F, seen["valid"])[..., None], F, new)
 
-        stream = "resid_pre" if ffn_is_parallel(view) else "resid_mid"
-        taps: dict[str, Tap] = {stream: keep("stream"), "ffn_out": write}
+        before_attention = self.site == "attn_out" or ffn_is_parallel(view)
+        taps: dict[str, Tap] = {"resid_pre" if before_attention else "resid_mid": keep, self.site: write}
         return taps if self.spare == "none" else {"attention": keep_valid, **taps}
 
 
 @dataclass(frozen=True)
-class ZeroFFN(FFNEdit):
+class ZeroFFN(TermEdit):
     """The feed-forward network writes nothing."""
 
     def kept(self, F: Float[Tensor, "*shape d_model"], y: Float[Tensor, "*shape d_model"]) -> Tensor:
@@ -75,7 +76,7 @@ class ZeroFFN(FFNEdit):
 
 
 @dataclass(frozen=True)
-class RadialFFN(FFNEdit):
+class RadialFFN(TermEdit):
     """The feed-forward network writes <u, F> u alone: lengths change, directions do not."""
 
     def kept(self, F: Float[Tensor, "*shape d_model"], y: Float[Tensor, "*shape d_model"]) -> Tensor:
@@ -83,7 +84,7 @@ class RadialFFN(FFNEdit):
 
 
 @dataclass(frozen=True)
-class TangentialFFN(FFNEdit):
+class TangentialFFN(TermEdit):
     """The feed-forward network writes F - <u, F> u alone: directions turn, lengths change to second order only."""
 
     def kept(self, F: Float[Tensor, "*shape d_model"], y: Float[Tensor, "*shape d_model"]) -> Tensor:
@@ -105,11 +106,13 @@ class GateFFN(Edit):
 
 
 @dataclass(frozen=True)
-class ZeroAttention(Edit):
+class ZeroAttention(TermEdit):
     """Attention writes nothing."""
 
-    def taps(self, view: ModelView) -> Mapping[str, Tap]:
-        return {"attn_out": lambda layer, A: torch.zeros_like(A)}
+    site: ClassVar[str] = "attn_out"
+
+    def kept(self, F: Float[Tensor, "*shape d_model"], y: Float[Tensor, "*shape d_model"]) -> Tensor:
+        return torch.zeros_like(F)
 
 
 @dataclass(frozen=True)
@@ -201,10 +204,10 @@ def _valid(attention: Attention) -> Bool[Tensor, "#batch position"]:
 
 
 def _spared(
-    which: str, x: Float[Tensor, "batch position d"], after: Float[Tensor, "batch position d"], valid: Tensor | None
+    which: str, x: Float[Tensor, "batch position d"], after: Float[Tensor, "batch position d"], valid: Tensor
 ) -> Bool[Tensor, "batch position"]:
     """Tokens left alone: the first of each window, and with "massive" those that dwarf the median of their window."""
-    valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid.expand(x.shape[:2])
+    valid = valid.expand(x.shape[:2])
     spared = valid & (valid.cumsum(1) == 1)
     if which == "massive":
         for place in (x, after):

@@ -1,0 +1,163 @@
+"""`rheoscope ablate`: what attention, the FFN and its parts are worth to a model on a text, by taking them away.
+
+    run = ablate(view, corpus, parallel_curve=True, gates=True)
+    print("\n".join(ablation_lines(run)))
+
+Every change is a loss with an edit minus the loss without, on the same windows, paired by document, in nats per token.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import xarray as xr
+
+from ..corpus import Corpus
+from ..errors import RheoscopeError
+from ..instruments.catalog import describe
+from ..instruments.engine import Progress, refuse_window, silent
+from ..instruments.loss import refuse_loss
+from ..instruments.measure import provenance
+from ..models.field import refuse_field
+from ..models.view import ModelView
+from ..run import Run
+from .gates import Fit, gate_readings, split_units
+from .parallel import parallel_curve as parallel_curve_readings
+from .parallel import parallel_layers
+from .passes import Passes
+from .pressure import pressure_readings
+from .variants import variant_table, variants_by_layer
+
+NAME = "ablation"
+
+
+def ablate(
+    view: ModelView,
+    corpus: Corpus,
+    *,
+    variants: bool = True,
+    by_layer: bool = False,
+    parallel_curve: bool = False,
+    sizes: Sequence[int] | None = None,
+    n_random: int = 5,
+    gates: bool = False,
+    fit: Fit | None = None,
+    pressure: bool = False,
+    batch_size: int | None = None,
+    memory: str | Path | None = None,
+    seed: int = 0,
+    command: Sequence[str] = (),
+    progress: Progress = silent,
+) -> Run:
+    """The five-variant table, and what else is asked for, as a run with the one dataset `ablation`.
+
+    by_layer: also each variant in each layer alone. parallel_curve: every layer made parallel alone, then `sizes` of
+    them low-defect first, in `n_random` random orders, and high-defect first. gates: fitted on half of the documents,
+    judged on both halves. pressure: attention times 1 to 3, and diversity by depth under each variant. memory: a file
+    that keeps every pass, so that a stopped run goes on where it was. command: the command line, for the provenance.
+    Raises Refused for a model without loss or without the sites, RheoscopeError where no text is left to hold out.
+    """
+    started = time.monotonic()
+    refuse_loss(view)
+    refuse_field(view, "ablation")
+    refuse_window(view, corpus.window)
+    if not (variants or by_layer or parallel_curve or gates or pressure):
+        raise RheoscopeError("an ablation without any part asked for: ask for variants, parallel_curve, gates, …")
+    made = {"batch_size": batch_size, "memory": Path(memory) if memory else None, "progress": progress}
+    passes = Passes(view, corpus, **made)
+    splits = [Passes(view, text, **made) for text in split_units(corpus, seed=seed)] if gates else []
+    parts = []
+    parts += [variant_table(passes)] if variants else []
+    parts += [variants_by_layer(passes)] if by_layer else []
+    if parallel_curve:
+        parts.append(parallel_layers(passes))
+        defects = parts[-1]["parallel_defect"].values
+        parts.append(parallel_curve_readings(passes, defects, sizes=sizes, n_random=n_random, seed=seed))
+    parts += [pressure_readings(passes)] if pressure else []
+    fit = fit or Fit(seed=seed)
+    parts += [gate_readings(*splits, fit)] if gates else []
+    data = xr.merge(parts, combine_attrs="drop")
+    plain = passes.losses(task="unedited")
+    data["plain_loss"] = plain.window_nll.sum() / plain.window_tokens.sum()
+    used = (passes, *splits)
+    data.attrs = {"n": _n_units(corpus), "n_passes": sum(part.n_run for part in used)}
+    config = {
+        "ablation": {
+            "variants": variants,
+            "by_layer": by_layer,
+            "parallel_curve": parallel_curve,
+            "sizes": None if sizes is None else list(sizes),
+            "n_random": n_random,
+            "gates": asdict(fit) if gates else False,
+            "pressure": pressure,
+            "batch_size": passes.batch_size,
+        },
+        "seed": seed,
+        "command": shlex.join(command),
+    }
+    return Run.of({NAME: describe(data, NAME)}, provenance(view, corpus, config, seconds=time.monotonic() - started))
+
+
+def _n_units(corpus: Corpus) -> int:
+    return len(set(corpus.units.tolist()))
+
+
+def ablation_lines(run: Run) -> list[str]:
+    """The ablation in words and columns, ready to print."""
+    data = run[NAME]
+    unit = run.provenance["text"]["error_unit"]
+    lines = [
+        f"loss without edits: {float(data.plain_loss):.4f} nats/token; changes ± standard error over "
+        f"{data.attrs['n']} {unit}s; {data.attrs['n_passes']} passes"
+    ]
+    if "variant_change" in data:
+        lines += ["", f"{'change of the loss':<24}" + "".join(f"{_spared(str(s)):>24}" for s in data.spare.values)]
+        for variant in map(str, data.variant.values):
+            cells = (data.variant_change.sel(variant=variant, spare=s) for s in data.spare)
+            errors = (data.variant_change_se.sel(variant=variant, spare=s) for s in data.spare)
+            lines.append(f"{variant:<24}" + "".join(f"{_pm(c, e):>24}" for c, e in zip(cells, errors, strict=True)))
+    if "parallel_change_low" in data:
+        lines += ["", *_curve_lines(data)]
+    if "gain_change" in data:
+        lines += ["", "attention times a gain"]
+        lines += [
+            f"{float(g):<24g}{_pm(data.gain_change.sel(gain=g), data.gain_change_se.sel(gain=g))}" for g in data.gain
+        ]
+    if "gate" in data:
+        lines += [
+            "",
+            f"gates: mean {float(data.gate_mean):.3f}, {float(data.gate.min()):.3f} to {float(data.gate.max()):.3f}",
+        ]
+        for split in ("calibration", "held_out"):
+            change, error = data[f"gate_change_{split}"], data[f"gate_change_{split}_se"]
+            lines.append(f"{split.replace('_', '-'):<24}{_pm(change, error)}")
+    return lines
+
+
+def _curve_lines(data: xr.Dataset) -> list[str]:
+    """One line per number of parallel layers."""
+    columns = ("low-defect first", "random, mean (lowest to highest)", "high-defect first", "est. speed-up, low")
+    lines = [f"{'parallel layers':<17}" + "".join(f"{column:>34}" for column in columns)]
+    for size in data.n_parallel.values:
+        row = data.sel(n_parallel=size)
+        random = row.parallel_change_random
+        cells = (
+            _pm(row.parallel_change_low, row.parallel_change_low_se),
+            f"{float(random.mean()):+.4f} ({float(random.min()):+.4f} to {float(random.max()):+.4f})",
+            _pm(row.parallel_change_high, row.parallel_change_high_se),
+            f"{float(row.parallel_speedup_low):.3f}x",
+        )
+        lines.append(f"{size:<17}" + "".join(f"{cell:>34}" for cell in cells))
+    return lines
+
+
+def _pm(value: xr.DataArray, error: xr.DataArray) -> str:
+    return f"{float(value):+.4f} ± {float(error):.4f}"
+
+
+def _spared(which: str) -> str:
+    return "all tokens" if which == "none" else f"{which} token{'s' if which == 'massive' else ''} spared"
