@@ -144,7 +144,8 @@ def _restored(dataset: xr.Dataset) -> xr.Dataset:
         attrs = dict(variable.attrs)
         if attrs.pop("escaped", None):
             texts = [str(text).encode("ascii").decode("unicode_escape") for text in variable.values.ravel()]
-            data = np.array(texts, dtype=object).reshape(variable.shape)
+            # A string array drops NUL at the end of a text, an object array cannot go into xarray with a lone surrogate.
+            data = np.array(texts, dtype=str if any(map(_has_surrogate, texts)) else object).reshape(variable.shape)
             dataset[name] = (variable.dims, data, attrs)
         elif (base := attrs.pop("complex_part_of", None)) and name.endswith("_re"):
             dataset[base] = (variable.dims, _complex(variable.values, dataset[f"{base}_im"].values), attrs)
@@ -160,7 +161,11 @@ def _complex(re: np.ndarray, im: np.ndarray) -> np.ndarray:
 
 
 def _is_plain(texts: np.ndarray) -> bool:
-    return all("\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text) for text in texts.flat)
+    return all("\0" not in text and not _has_surrogate(text) for text in texts.flat)
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _compression(dataset: xr.Dataset) -> dict[str, dict]:
