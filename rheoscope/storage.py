@@ -144,7 +144,7 @@ def _restored(dataset: xr.Dataset) -> xr.Dataset:
         attrs = dict(variable.attrs)
         if attrs.pop("escaped", None):
             texts = [str(text).encode("ascii").decode("unicode_escape") for text in variable.values.ravel()]
-            # A string array drops NUL at the end of a text, an object array cannot go into xarray with a lone surrogate.
+            # A string array drops NUL at the end of a text; xarray takes no object array with a lone surrogate.
             data = np.array(texts, dtype=str if any(map(_has_surrogate, texts)) else object).reshape(variable.shape)
             dataset[name] = (variable.dims, data, attrs)
         elif (base := attrs.pop("complex_part_of", None)) and name.endswith("_re"):
