@@ -6,13 +6,17 @@ import xarray as xr
 
 from ..errors import RheoscopeError
 from ..tables import sibling
+from .catalog_ablation import ABLATION, ABLATION_DIMENSIONS
 from .catalog_fields import FIELD_DIMENSIONS, FIELDS
 from .catalog_loss import LOSS
 from .catalog_routing import ROUTING
+from .catalog_sinks import SINK_DIMENSIONS, SINKS
 from .catalog_steering import STEERING
 from .quantity import Quantity
 
-CATALOG: dict[str, Quantity] = {f"{row.instrument}.{row.name}": row for row in (*LOSS, *ROUTING, *STEERING, *FIELDS)}
+CATALOG: dict[str, Quantity] = {
+    f"{row.instrument}.{row.name}": row for row in (*LOSS, *ROUTING, *SINKS, *STEERING, *FIELDS, *ABLATION)
+}
 
 # Unit and long name of every dimension that a quantity may have.
 DIMENSIONS: dict[str, tuple[str, str]] = {
@@ -22,7 +26,9 @@ DIMENSIONS: dict[str, tuple[str, str]] = {
     "position": ("tokens", "place in the window"),
     "lag": ("tokens", "distance between the two positions"),
     "component": ("1", "eigenvalue, counted from 0"),
+    **SINK_DIMENSIONS,
     **FIELD_DIMENSIONS,
+    **ABLATION_DIMENSIONS,
 }
 
 _NULLS = {

@@ -24,9 +24,10 @@ from .fields import Fields
 from .instrument import Instrument
 from .loss import Loss
 from .routing import Routing
+from .sinks import SinkReadings
 from .steering import Steering
 
-INSTRUMENTS: dict[str, type[Instrument]] = {kind.name: kind for kind in (Loss, Routing, Steering, Fields)}
+INSTRUMENTS: dict[str, type[Instrument]] = {kind.name: kind for kind in (Loss, Routing, Steering, SinkReadings, Fields)}
 PACKAGES = ("rheoscope", "torch", "transformers", "tokenizers", "numpy", "xarray")
 
 
