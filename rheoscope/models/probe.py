@@ -21,6 +21,7 @@ from .checkpoint import first_line
 from .interface import LayerTaps, attention_by, attention_tapped
 
 N_TOKENS = 4
+WAY_OUT = "use a family of docs/families.md"
 # Largest relative change of a position's last hidden state that may still be rounding, in full and in half precision.
 ROUNDING, HALF_ROUNDING = 1e-3, 0.2
 
@@ -28,25 +29,25 @@ ROUNDING, HALF_ROUNDING = 1e-3, 0.2
 @torch.no_grad()
 def attention_calls(model: PreTrainedModel) -> list[tuple[nn.Module, Attention]]:
     """Every module that calls the attention interface, in order, with each call. Refused where there is none."""
+    kind = model.config.model_type
+    own = _last_hidden_state(model, "does not run on token ids alone", "rheoscope reads models of text only")
     calls: list[tuple[nn.Module, Attention]] = []
     with ExitStack() as undo:
         for module in model.modules():
             keep = {"attention": lambda _, attention, module=module: calls.append((module, copy.copy(attention)))}
             undo.enter_context(attention_tapped(module, LayerTaps(-1, keep)))
         undo.enter_context(attention_by(model))
-        tapped = _last_hidden_state(model)
-    kind = model.config.model_type
+        tapped = _last_hidden_state(model, "does not attend through transformers' attention interface", WAY_OUT)
     if not calls:
         raise Refused(
             f"{kind} makes no call of transformers' attention interface, so there is no attention to read: it is "
-            "recurrent, or it computes attention inside its own module; use a family of docs/families.md"
+            f"recurrent, or it computes attention inside its own module; {WAY_OUT}"
         )
-    own = _last_hidden_state(model)
     change = float(((tapped - own).norm(dim=-1) / own.norm(dim=-1)).max())
     if not change <= (HALF_ROUNDING if own.dtype in (torch.float16, torch.bfloat16) else ROUNDING):
         raise Refused(
             f"{kind} does more in attention than its call of transformers' interface says (outputs change by "
-            f"{change:.0%} when it is read there): it cannot be read exactly; use a family of docs/families.md"
+            f"{change:.0%} when it is read there): it cannot be read exactly; {WAY_OUT}"
         )
     return calls
 
@@ -89,19 +90,16 @@ def sees_the_future(attention: Attention) -> bool:
     return attention.allowed is None or bool(attention.allowed.triu(1).any())
 
 
-def _last_hidden_state(model: PreTrainedModel) -> Tensor:
-    """Last hidden state of a few different tokens. Refused for a model that wants more than token ids."""
+def _last_hidden_state(model: PreTrainedModel, fault: str = "", way_out: str = "") -> Tensor:
+    """Last hidden state of a few different tokens. Refused, for the fault given, where the model cannot make it."""
     takes = inspect.signature(model.base_model.forward).parameters
-    text_only = f"{model.config.model_type} does not run on token ids alone{{}}: rheoscope reads models of text only"
-    if "input_ids" not in takes:
-        raise Refused(text_only.format(""))
     try:
         embeddings = model.get_input_embeddings()
         tokens = torch.arange(1, N_TOKENS + 1, device=embeddings.weight.device)[None] % embeddings.weight.shape[0]
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         return model.base_model(**inputs, **({"use_cache": False} if "use_cache" in takes else {})).last_hidden_state
     except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
-        raise Refused(text_only.format(f" ({first_line(error)})")) from error
+        raise Refused(f"{model.config.model_type} {fault} ({first_line(error)}): {way_out}") from error
 
 
 def _block_name(attention: str) -> str:

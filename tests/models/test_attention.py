@@ -14,7 +14,7 @@ LEFT, RIGHT = 5, 3
 READING = ("q", "k", "v", "attn_scores", "attn_probs", "z", "resid_post")
 LITERAL = ("llama:mqa", "llama", "llama:mha", "gemma2", "gpt_oss", "mistral", "modernbert", "opt")
 SDPA = [name for name, variant in VARIANTS.items() if variant.sdpa]
-SIDES = [(name, "right") for name in VARIANTS] + [(name, "left") for name in VARIANTS if name != "distilbert"]
+SIDES = [(name, side) for name in VARIANTS for side in ("left", "right")]
 
 
 def literal_map(attention, row, head):
