@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,10 +41,16 @@ def ffn_derivative(
     view: ModelView, layer: int, x: Float[Tensor, "... d_model"], direction: Float[Tensor, "... d_model"]
 ) -> tuple[Float[Tensor, "... d_model"], Float[Tensor, "... d_model"]]:
     """Φ(x) and its derivative DΦ(x)·direction, by forward differentiation of the model's own modules."""
-    x, direction = x.to(view.dtype), direction.to(view.dtype)
+    return derivative(lambda place: ffn_field(view, layer, place), x.to(view.dtype), direction.to(view.dtype))
+
+
+def derivative(
+    function: Callable[[Tensor], Tensor], x: Float[Tensor, "*shape"], direction: Float[Tensor, "*shape"]
+) -> tuple[Tensor, Tensor]:
+    """Value of a function at x and its derivative in a direction, by forward differentiation."""
     with warnings.catch_warnings():  # PyTorch's forward differentiation calls what PyTorch has deprecated
         warnings.filterwarnings("ignore", message="`torch.jit.script`", category=DeprecationWarning)
-        return torch.func.jvp(lambda place: ffn_field(view, layer, place), (x,), (direction,))
+        return torch.func.jvp(function, (x,), (direction,))
 
 
 def ffn_is_parallel(view: ModelView) -> bool:

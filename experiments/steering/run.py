@@ -1,0 +1,71 @@
+"""Steering of one or several models: readings, five variants, parallel layers against random choices, gates.
+
+    python experiments/steering/run.py experiments/steering/smollm2.yaml --text wiki.test.raw --out results/
+
+Every stage of every model is a run file in the output folder, and every pass is kept in `passes.jsonl` there: started
+again, the command goes on where it was. `tables.py` turns the folder into the tables of docs/results/steering.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from rheoscope import corpus
+from rheoscope.instruments.measure import measure
+from rheoscope.instruments.steering import Steering
+from rheoscope.models.load import load
+from rheoscope.surgery.ablation import ablate
+from rheoscope.surgery.gates import Fit
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--text", required=True, help="the text of the configuration's kind, such as wiki.test.raw")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--ref", nargs="*", default=[], metavar="NAME=REF", help="another place for a model")
+    arguments = parser.parse_args()
+    config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
+    refs = config["models"] | dict(pair.split("=", 1) for pair in arguments.ref)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name, ref in refs.items():
+        run_model(name, ref, config, arguments.text, arguments.out)
+
+
+def run_model(name: str, ref: str, config: dict, text: str, out: Path) -> None:
+    """All stages of one model; those whose file is there are left as they are."""
+    waiting = {stage: choices for stage, choices in config["stages"].items() if not path_of(out, name, stage).exists()}
+    if not waiting:
+        return
+    view = load(ref)
+    for stage, choices in waiting.items():
+        options = dict(choices)
+        kind, reading = options.pop("kind"), options.pop("text")
+        windows = corpus.read(text, tokenizer=view.tokenizer, **reading)
+        started = time.monotonic()
+        if kind == "measure":
+            settings = {"steering": Steering.Options(**options)}
+            run = measure(view, windows, instruments=["steering", "loss"], options=settings, progress=show)
+        else:
+            options |= {"fit": Fit(**options.pop("fit"))} if "fit" in options else {}
+            run = ablate(view, windows, memory=out / "passes.jsonl", progress=show, **options)
+        run.save(path_of(out, name, stage))
+        print(f"{name} {stage}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+
+
+def path_of(out: Path, name: str, stage: str) -> Path:
+    return out / f"{name}-{stage}.nc"
+
+
+def show(task: str, done: int, total: int) -> None:
+    if done >= total:
+        print(task, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
