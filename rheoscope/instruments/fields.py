@@ -61,7 +61,7 @@ class Fields(Instrument):
         omega0: float = 6.0
         dominant: str = "relative"
         heads: str = "mean"
-        n_scalogram: int = 8
+        n_scalogram: int = 16
         n_null: int = 16
         n_modes: int = 3
         n_bins: int = 64

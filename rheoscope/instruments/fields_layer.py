@@ -14,7 +14,7 @@ from .coherence import coherence, row_coefficients
 from .entries import Entries
 from .fields_ensemble import Design, Readings, ensemble_readings
 from .snapshots import AllSnapshots, Ensemble, LeadingSubspace, Snapshots
-from .wavelets import Morlet, RowEnergies
+from .wavelets import Morlet, RowEnergies, between_steps
 
 HEAD_READINGS = ("h_star", "beta", "intensity")
 
@@ -105,7 +105,7 @@ class Layer:
         energy = self.scale_energy.finalize()
         uniform = self._uniform()
         return {
-            "scalogram": quotient(self.by_lag, self.n_transformed * self.row_energies.count_by_lag),
+            "scalogram": between_steps(quotient(self.by_lag, self.n_transformed * self.row_energies.count_by_lag)),
             "scalogram_by_position": quotient(self.by_row, self.n_transformed * self.row_energies.count_by_row),
             "scale_energy": energy.value,
             "scale_energy_se": energy.se,

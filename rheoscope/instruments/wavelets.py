@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,8 +15,10 @@ from jaxtyping import Bool, Complex, Float, Float64, Int64
 from scipy.fft import next_fast_len
 from torch import Tensor
 
+from ..stats.estimates import quotient
+
 SUPPORT = 5  # a wavelet of scale a is smaller than 4e-6 of its height beyond 5 a
-ROWS_AT_ONCE = 1024
+REACH = 5.3  # a wavelet passes less than 1e-6 of frequencies farther from ω0 / a than this over a
 MOST_DOMINANT = 4
 
 
@@ -26,7 +27,8 @@ class Morlet:
     """The transform at given scales: ψ(t) = π^(-1/4) (exp(i ω0 t) - exp(-ω0²/2)) exp(-t²/2), for the lags of a row.
 
     scales: in tokens. The period of a sinusoid that peaks at scale a is 2π a / ω0. The second term makes the mean of ψ
-    exactly 0; `admissible=False` leaves it out, as published. Frequencies are non-negative: W is analytic.
+    exactly 0; `admissible=False` leaves it out, as published. Frequencies are those between 0 and π: W is analytic, and
+    of scales below (ω0 + 3)/π, about 3, the part of the band that whole tokens do not resolve is cut off.
     """
 
     scales: tuple[float, ...]
@@ -39,32 +41,29 @@ class Morlet:
         """Period of the sinusoid that peaks at each scale."""
         return 2 * math.pi * np.array(self.scales) / self.omega0
 
-    @cached_property
-    def n_fft(self) -> int:
+    @property
+    def least_fft(self) -> int:
         """Length with zeros behind the row, so that no wavelet reaches around the end."""
-        return next_fast_len(self.n_lags + math.ceil(SUPPORT * max(self.scales)), real=True)
+        return self.n_lags + math.ceil(SUPPORT * max(self.scales))
 
-    @cached_property
-    def response(self) -> Float64[Tensor, "scale frequency"]:
-        """Gain of every scale at the frequencies of the transform: 2 ψ̂(aω) / max ψ̂ for ω > 0, and 0 below."""
-        frequency = 2 * math.pi * torch.arange(self.n_fft, dtype=torch.float64) / self.n_fft
+    def gain(self, n_fft: int) -> Float64[Tensor, "scale frequency"]:
+        """Gain of every scale at the frequencies 0 … π of a transform: 2 ψ̂(aω) / max ψ̂."""
+        frequency = 2 * math.pi * torch.arange(n_fft // 2 + 1, dtype=torch.float64) / n_fft
         s = torch.tensor(self.scales, dtype=torch.float64)[:, None] * frequency
         gain = 2 * torch.exp(-0.5 * (s - self.omega0) ** 2)
         if self.admissible:
             gain = gain - 2 * torch.exp(-0.5 * (s**2 + self.omega0**2))
-        gain[:, self.n_fft // 2 + 1 :] = 0
         gain[:, 0] /= 2
-        if self.n_fft % 2 == 0:
-            gain[:, self.n_fft // 2] /= 2
+        if n_fft % 2 == 0:
+            gain[:, -1] /= 2
         return gain
 
     def coefficients(self, x: Float[Tensor, "*batch lag"]) -> Complex[Tensor, "*batch scale lag"]:
         """W(a, τ) of rows, which are 0 beyond their ends. complex64 from float32 rows."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        spectrum = torch.fft.rfft(x, n=self.n_fft)
-        spectrum = torch.nn.functional.pad(spectrum, (0, self.n_fft - spectrum.shape[-1]))
-        product = spectrum[..., None, :] * self.response.to(x)
-        return torch.fft.ifft(product)[..., : self.n_lags]
+        n_fft = next_fast_len(self.least_fft, real=True)
+        product = torch.fft.rfft(x, n=n_fft)[..., None, :] * self.gain(n_fft).to(x)
+        return torch.fft.ifft(product, n=n_fft)[..., : self.n_lags]
 
     def outside_cone(self, support: Int64[np.ndarray, "row 2"]) -> Bool[np.ndarray, "row scale lag"]:
         """True where W(a, τ) of a row feels an end of that row: nearer to it than √2 a, or no entry at all."""
@@ -86,32 +85,89 @@ def centred_rows(
 
 
 class RowEnergies:
-    """Σ |W(a, τ)|² inside the cone over the rows of one window, by scale and lag, and by scale and row."""
+    """|W(a, τ)|² inside the cone, summed over the rows of one window by scale and lag, and over lags by scale and row.
+
+    A coefficient of scale a varies slowly with τ, so it is evaluated at every `step(a)`-th lag only, at most 0.3 a
+    apart: exactly, by a short inverse transform of the frequencies that the wavelet passes.
+    """
 
     def __init__(self, morlet: Morlet, support: Int64[np.ndarray, "row 2"]):
         self.morlet, self.support = morlet, support
+        steps = [step(scale) for scale in morlet.scales]
         inside = ~morlet.outside_cone(support)
+        for index, every in enumerate(steps):
+            inside[:, index, np.arange(morlet.n_lags) % every > 0] = False
         self.count_by_lag = inside.sum(0)
         self.count_by_row = inside.sum(2).T
-        self.inside = torch.from_numpy(inside)
+        self.groups = [
+            _Group.of(morlet, [index for index, own in enumerate(steps) if own == every], every, inside)
+            for every in sorted(set(steps))
+        ]
 
     def __call__(
         self, rows: Float[Tensor, "window row lag"]
     ) -> tuple[Float64[np.ndarray, "window scale lag"], Float64[np.ndarray, "window scale row"]]:
         """Energies of windows, in units of a squared attention probability; rows are centred here."""
         rows = centred_rows(rows, self.support)
-        by_lag, by_row = [], []
-        self.inside = self.inside.to(rows.device)
-        for window in rows:
-            of_lag, of_row = 0, []
-            for part, inside in zip(window.split(ROWS_AT_ONCE), self.inside.split(ROWS_AT_ONCE), strict=True):
-                W = self.morlet.coefficients(part)
-                energy = (W.real.square() + W.imag.square()) * inside
-                of_lag = of_lag + energy.sum(0)
-                of_row.append(energy.sum(2).T)
-            by_lag.append(of_lag)
-            by_row.append(torch.cat(of_row, -1))
-        return tuple(torch.stack(parts).double().cpu().numpy() for parts in (by_lag, by_row))
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        n_scales = len(self.morlet.scales)
+        by_lag = np.zeros((len(rows), n_scales, self.morlet.n_lags))
+        by_row = np.zeros((len(rows), n_scales, rows.shape[1]))
+        for number, window in enumerate(rows):
+            for group in self.groups:
+                energy = group.energies(window)
+                by_lag[number, group.scales, :: group.step] = energy.sum(0).double().cpu().numpy()
+                by_row[number, group.scales] = energy.sum(2).T.double().cpu().numpy()
+        return by_lag, by_row
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Scales that are evaluated at the same lags, and the frequencies of each: `first` and so many more as lags."""
+
+    scales: list[int]
+    step: int
+    n_fft: int
+    first: list[int]
+    gain: Float64[Tensor, "scale frequency"]
+    inside: Bool[Tensor, "row scale lag"]
+
+    @classmethod
+    def of(cls, morlet: Morlet, scales: list[int], every: int, inside: Bool[np.ndarray, "row scale lag"]) -> _Group:
+        own = Morlet(tuple(morlet.scales[i] for i in scales), morlet.n_lags, morlet.omega0, morlet.admissible)
+        n_fft = -(-own.least_fft // (8 * every)) * 8 * every
+        n_bins = min(n_fft // every, n_fft // 2 + 1)
+        centre = np.round(morlet.omega0 / np.array(own.scales) * n_fft / (2 * math.pi)).astype(int)
+        first = np.clip(centre - n_bins // 2, 0, n_fft // 2 + 1 - n_bins)
+        gain = own.gain(n_fft).gather(1, torch.from_numpy(first)[:, None] + torch.arange(n_bins))
+        return cls(scales, every, n_fft, first.tolist(), gain, torch.from_numpy(inside[:, scales, ::every]))
+
+    def energies(self, rows: Float[Tensor, "row lag"]) -> Float[Tensor, "row scale lag"]:
+        """|W|² inside the cone at the group's lags; 0 outside."""
+        spectrum = torch.fft.rfft(rows, n=self.n_fft)
+        gain = self.gain.to(rows) / self.step
+        passed = spectrum.new_empty(len(rows), *gain.shape)
+        for index, first in enumerate(self.first):
+            torch.mul(spectrum[:, first : first + gain.shape[1]], gain[index], out=passed[:, index])
+        W = torch.fft.ifft(passed, n=self.n_fft // self.step)[..., : self.inside.shape[2]]
+        parts = torch.view_as_real(W).square_()
+        return (parts[..., 0] + parts[..., 1]).mul_(self.inside.to(rows.device))
+
+
+def step(scale: float) -> int:
+    """Distance of the lags at which a scale is evaluated: a power of 2, so short that |W|² has no detail in between."""
+    return 2 ** max(0, math.floor(math.log2(math.pi / (2 * REACH) * scale)))
+
+
+def between_steps(values: Float64[np.ndarray, "scale lag"]) -> Float64[np.ndarray, "scale lag"]:
+    """A scalogram with the lags between those evaluated filled in by straight lines; NaN outside stays."""
+    filled = values.copy()
+    for row in filled:
+        known = np.flatnonzero(np.isfinite(row))
+        if len(known) > 1:
+            within = np.arange(known[0], known[-1] + 1)
+            row[within] = np.interp(within, known, row[known])
+    return filled
 
 
 def default_scales(window: int) -> tuple[float, ...]:
@@ -133,9 +189,7 @@ def dominant_scales(
     Local maxima of energy / null that exceed 1. An end of the range is no maximum: what rises to it may rise further.
     Where the null has no energy at all, local maxima of the energy itself.
     """
-    ratio = (
-        energy if not np.any(null > 0) else np.divide(energy, null, out=np.full_like(energy, np.nan), where=null > 0)
-    )
+    ratio = quotient(energy, null) if np.any(null > 0) else energy
     above = energy > null
     middle = ratio[1:-1]
     peak = np.flatnonzero((middle > ratio[:-2]) & (middle >= ratio[2:]) & above[1:-1]) + 1
