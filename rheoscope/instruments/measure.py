@@ -51,8 +51,8 @@ def measure(
     """
     started = time.monotonic()
     refuse_window(view, corpus.window)
-    size = batch_size or batch_size_for(view, corpus.window)
-    active = _made(view, corpus, instruments, options or {})
+    size = batch_size_for(view, corpus.window) if batch_size is None else batch_size
+    active, left_out = _made(view, corpus, instruments, options or {})
 
     def one_pass(text: Corpus, readers: Sequence[Instrument], *, task: str) -> None:
         run_pass(view, batches(text, size), readers, task=task, total=text.n_windows, progress=progress)
@@ -64,6 +64,7 @@ def measure(
         datasets[name] = describe(instrument.with_nulls(data, one_pass, seed) if nulls else data, name)
     config = {
         "instruments": list(active),
+        "left_out": left_out,
         "options": {name: asdict(instrument.options) for name, instrument in active.items()},
         "batch_size": size,
         "nulls": nulls,
@@ -75,21 +76,28 @@ def measure(
 
 def _made(
     view: ModelView, corpus: Corpus, names: Sequence[str] | None, options: Mapping[str, Any]
-) -> dict[str, Instrument]:
-    """The instruments asked for; without names, all that this model has."""
+) -> tuple[dict[str, Instrument], dict[str, str]]:
+    """The instruments asked for; without names, all that this model has, and why the others are left out."""
     unknown = [name for name in (*(names or ()), *options) if name not in INSTRUMENTS]
     if unknown or (names is not None and not names):
         raise RheoscopeError(f"instruments {unknown or names} asked for; there are {', '.join(INSTRUMENTS)}")
+    idle = [name for name in options if names is not None and name not in names]
+    if idle:
+        raise RheoscopeError(
+            f"options of {', '.join(idle)} given, which is not measured: name it among the instruments"
+        )
     made: dict[str, Instrument] = {}
+    left_out: dict[str, str] = {}
     for name, kind in INSTRUMENTS.items():
         if names is not None and name not in names:
             continue
         try:
             made[name] = kind(view, corpus, options.get(name))
-        except Refused:
+        except Refused as refusal:
             if names is not None:
                 raise
-    return made
+            left_out[name] = str(refusal)
+    return made, left_out
 
 
 def provenance(view: ModelView, corpus: Corpus, options: dict[str, Any], *, seconds: float) -> dict[str, Any]:

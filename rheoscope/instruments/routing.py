@@ -15,7 +15,7 @@ import xarray as xr
 from torch import Tensor
 
 from ..corpus import Batch, Corpus
-from ..errors import Refused
+from ..errors import Refused, RheoscopeError
 from ..linalg import score_energies
 from ..models.attention import Attention
 from ..models.untrained import untrained
@@ -52,6 +52,10 @@ class Routing(Instrument):
 
     def __init__(self, view: ModelView, corpus: Corpus, options: Options | None = None):
         super().__init__(view, corpus, options)
+        if self.options.n_spectra < 1 or self.options.n_lag < 1 or self.options.n_null < 0:
+            raise RheoscopeError(
+                f"{self.options} asked for; spectra and lags are read on at least one window each, nulls on none or more"
+            )
         self.spectra_windows = spread(corpus.n_windows, self.options.n_spectra)
         self.lags = lag_grid(corpus.window)
         self.lag_windows = spread(corpus.n_windows, self.options.n_lag)

@@ -128,8 +128,9 @@ def test_readings_are_the_same_alone_and_in_company():
     alone, company = Routing(view, CORPUS), Routing(view, CORPUS)
     run_pass(view, batches(CORPUS, 4), [alone])
     run_pass(view, batches(CORPUS, 4), [Witness(view, CORPUS), company, Loss(view, CORPUS)])
-    for name, value in alone.finalize().items():
-        np.testing.assert_array_equal(company.finalize()[name], value, err_msg=name)
+    expected, found = alone.finalize(), company.finalize()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=str(name))
 
 
 def test_progress_is_told_after_every_batch():
