@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .figures_fields import FIELDS
 from .figures_loss import LOSS
 from .figures_routing import ROUTING
 from .panels import Section
 
-SECTIONS: tuple[Section, ...] = (LOSS, ROUTING)
+SECTIONS: tuple[Section, ...] = (LOSS, ROUTING, FIELDS)
