@@ -17,6 +17,8 @@ SINK_DIMENSIONS: dict[str, tuple[str, str]] = {
     "query": ("1", "drawn query, counted from 0"),
     "example": ("1", "example, counted from 0"),
     "place": ("tokens", "place in the passage"),
+    "pattern": ("1", "where every query must look: at the sink, or at itself"),
+    "size": ("tokens", "tokens that show the pattern"),
 }
 
 

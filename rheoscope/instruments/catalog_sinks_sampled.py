@@ -186,4 +186,49 @@ _SMOOTHING = (
     ),
 )
 
-SINK_SAMPLES: tuple[Quantity, ...] = (*_VALUES, *_GEOMETRY, *_SMOOTHING)
+_NORMS = {
+    "frobenius": ("Frobenius", "how large it is", "sqrt(Σ σ²)"),
+    "nuclear": ("nuclear", "what weight decay charges", "Σ σ"),
+}
+_MATRICES = {"qk": ("W_QK", "score"), "vo": ("W_VO", "value map")}
+_COSTS = (
+    _row(
+        "pattern_cost",
+        "least cost of a pattern",
+        "The least nuclear norm of a score that shows the pattern with margin 1 on this layer's own tokens, scaled to "
+        "length 1. Weight decay on queries and keys charges twice this norm.",
+        "min ‖M‖_* with x_i M (x_target - x_j) ≥ 1",
+        dims=("layer", "pattern", "size"),
+        bounds=_LENGTH,
+    ),
+    _row(
+        "pattern_cost_orthonormal",
+        "least cost of a pattern, orthonormal tokens",
+        "The same for tokens that have nothing in common.",
+        "sink sqrt(T - 1), diagonal T - 1",
+        dims=("pattern", "size"),
+        bounds=_LENGTH,
+    ),
+    _row(
+        "pattern_slope",
+        "growth of the cost with the number of tokens",
+        "Exponent by which a pattern grows dearer with more tokens. For orthonormal tokens that of the diagonal is "
+        "larger by 1/2.",
+        "slope of log cost against log T",
+        dims=("layer", "pattern"),
+        bounds=_ANY,
+    ),
+    *(
+        _row(
+            f"{matrix}_{norm}",
+            f"{kind} norm of the {what}",
+            f"{kind} norm of a trained head's {what}, {words}.",
+            f"{formula} of {symbol}, norm gain folded in",
+            bounds=_LENGTH,
+        )
+        for matrix, (symbol, what) in _MATRICES.items()
+        for norm, (kind, words, formula) in _NORMS.items()
+    ),
+)
+
+SINK_SAMPLES: tuple[Quantity, ...] = (*_VALUES, *_GEOMETRY, *_SMOOTHING, *_COSTS)

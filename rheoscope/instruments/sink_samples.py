@@ -17,8 +17,9 @@ from .geometry import sink_geometry
 from .instrument import LayerSites
 from .mixing import density_correlation, linear_step, mixing_cosines
 from .outputs import output_bounds
+from .pattern_costs import least_pattern_costs
 from .patterns import Sinks, counted_queries, eligible_keys, queries_per_key
-from .routing import mean_over_units
+from .routing import mean_over_units, spread
 from .value_norms import ValueNorms
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ DIMS = {  # of one window and layer
     "half_space_margin": ("stream",),
     "sink_hull_distance": ("stream",),
     "sink_outside_hull": ("stream",),
+    "pattern_cost": ("pattern", "size"),
 }
 
 
@@ -48,11 +50,13 @@ class SinkSamples:
         self.read: dict[str, dict[int, dict[int, np.ndarray]]] = defaultdict(lambda: defaultdict(dict))
         self.points: dict[int, dict[str, np.ndarray]] = {}
         self.unsolved = 0
+        self.cost_layers = spread(view.n_layers, options.n_cost_layers) if options.n_cost_layers else ()
 
     def observe(
-        self, layer: int, sites: LayerSites, row: int, length: int, sinks: Sinks, *, solve: bool, index: int
+        self, layer: int, sites: LayerSites, row: int, window: int, sinks: Sinks, *, solve: bool, index: int
     ) -> None:
-        """One sampled window at one layer; `solve`: with margins, hulls and bounds."""
+        """One sampled window at one layer, in a row of the batch; `solve`: with margins, hulls and bounds."""
+        length = int(self.corpus.lengths[window])
         attention = sites.attention.of_rows(np.array([row]))
         found = {"sink_count": self._sink_count(attention, length)}
         if sites.resid_pre is not None and sites.attn_out is not None and length > 2:
@@ -63,6 +67,9 @@ class SinkSamples:
             key = int(torch.bincount(sinks.key[row], sinks.mass[row].nan_to_num()).argmax())
             streams = (sites.resid_pre, sites.attn_in)
             found |= sink_geometry([None if site is None else site[row, :length] for site in streams], key)
+            if index == 0 and layer in self.cost_layers and sites.attn_in is not None:
+                x = sites.attn_in[row, :length].double().cpu().numpy()
+                found |= least_pattern_costs(x, self.corpus.tokens[window, :length], key)
             found |= self._bounds(layer, attention, sites.attention.z[row, :, :length], sinks, row, first=index == 0)
         for name, value in found.items():
             self.read[name][index][layer] = np.asarray(value, np.float64)
@@ -95,7 +102,9 @@ class SinkSamples:
         data: dict[str, tuple[tuple[str, ...], np.ndarray]] = {}
         for name, by_window in self.read.items():
             windows = sorted(by_window)
-            samples = np.stack([[by_window[w][layer] for layer in range(self.view.n_layers)] for w in windows])
+            nothing = np.full_like(next(iter(by_window[windows[0]].values())), np.nan)
+            layers = range(self.view.n_layers)
+            samples = np.stack([[by_window[w].get(layer, nothing) for layer in layers] for w in windows])
             units = np.unique(self.corpus.units[sampled[windows]], return_inverse=True)[1]
             estimate = mean_over_units(samples, units)
             dims = ("layer", *DIMS.get(name, ()))

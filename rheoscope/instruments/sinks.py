@@ -23,6 +23,7 @@ from ..stats import RatioOfSums
 from ..theory.smoothing import MIXING
 from .instrument import Instrument, LayerSites, Pass
 from .map_entries import map_entries
+from .pattern_costs import PATTERNS, SIZES, head_costs, pattern_slopes
 from .patterns import FEWEST_QUERIES, Sinks, found_sinks, query_sums
 from .routing import spread
 from .sink_samples import SinkSamples
@@ -55,7 +56,8 @@ class SinkReadings(Instrument):
 
         n_first: keys at the start whose masses are all shown. n_probes: rows of each map in which a sink elsewhere is
         looked for. n_sampled: windows read with full maps, spread evenly over the text; 0 for none. n_geometry: those
-        among them with solver-based margins. n_null: windows given to the untrained null; 0 for no nulls.
+        among them with solver-based margins. n_cost_layers: layers, evenly spread, whose tokens are asked what patterns
+        cost, on one window. n_null: windows given to the untrained null; 0 for no nulls.
         """
 
         threshold: float = 0.3
@@ -64,6 +66,7 @@ class SinkReadings(Instrument):
         n_probes: int = 16
         n_sampled: int = 4
         n_geometry: int = 2
+        n_cost_layers: int = 6
         n_null: int = 3
 
     def __init__(self, view: ModelView, corpus: Corpus, options: Options | None = None):
@@ -104,7 +107,7 @@ class SinkReadings(Instrument):
             late = entries.diagonal(0)[row, :, :length]
             self.switches.add(layer, index, sinks.attended[row, :, :length], late)
             few = index in spread(len(self.sampled), options.n_geometry) if options.n_geometry else False
-            self.samples.observe(layer, sites, row, length, sinks, solve=bool(few), index=index)
+            self.samples.observe(layer, sites, row, int(windows[row]), sinks, solve=bool(few), index=index)
 
     def _add(self, layer: int, sums: dict, sinks: Sinks, windows: np.ndarray) -> None:
         """Sums of one layer and batch into the accumulators; windows too short to be read count as 0 / 0."""
@@ -148,7 +151,10 @@ class SinkReadings(Instrument):
             coords["mixing"] = np.array(MIXING)
         if any("stream" in dims for dims, _ in data.values()):
             coords["stream"] = np.array(["raw", "normed"])
-        return xr.Dataset(data, coords=coords, attrs=self._attrs(ratios))
+        if "pattern_cost" in data:
+            coords |= {"pattern": np.array(PATTERNS), "size": np.array(SIZES)}
+        dataset = xr.Dataset(data, coords=coords, attrs=self._attrs(ratios))
+        return dataset.merge(pattern_slopes(dataset.pattern_cost)) if "pattern_cost" in data else dataset
 
     def _attrs(self, ratios: list) -> dict[str, object]:
         """What a reader must know of how the readings came about."""
@@ -168,7 +174,11 @@ class SinkReadings(Instrument):
         return attrs | (self.samples.attrs() if len(self.sampled) else {})
 
     def with_nulls(self, data: xr.Dataset, run_pass: Pass, seed: int) -> xr.Dataset:
-        """An untrained model of the same shape, and uniform attention, beside the masses."""
+        """Norms of the weights; an untrained model of the same shape, and uniform attention, beside the masses."""
+        try:
+            data = data.merge(head_costs(self.view))
+        except Refused as refused:
+            data = data.assign_attrs(head_costs_refused=str(refused))
         if not self.options.n_null:
             return data
         few = self.corpus.of_windows(spread(self.corpus.n_windows, self.options.n_null))
