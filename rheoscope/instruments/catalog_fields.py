@@ -115,7 +115,7 @@ _SCALES = (
         "dominant scale",
         "The sizes at which attention is patterned more than before training, where such sizes stand out: at most "
         "four, the clearest first. None for a layer whose excess only rises or falls.",
-        "local maxima of E(a) / E_null(a), where above 1",
+        "local maxima of E(a) / E_null(a) above 1, clear of their surroundings by two standard errors",
     ),
 )
 
@@ -175,6 +175,7 @@ FIELD_DIMENSIONS: dict[str, tuple[str, str]] = {
     "count": ("1", "number of texts"),
     "rank": ("1", "number of modes"),
     "mode_number": ("1", "mode, counted from 0"),
+    "snapshot": ("1", "window of the text, counted from 0"),
     "query_bin": ("tokens", "query position"),
     "key_bin": ("tokens", "key position"),
     "peak": ("1", "place among the dominant scales, counted from 0"),

@@ -156,6 +156,15 @@ _MODES = (
         bounds=ANY,
     ),
     field_row(
+        "coefficients",
+        ("band", "snapshot", "mode_number"),
+        "1",
+        "coefficient of a mode",
+        "How much of each pattern is in the attention of each text, and with which sign.",
+        "⟨w u_s, φ_k⟩ = sqrt(N λ_k) v_k(s)",
+        bounds=ANY,
+    ),
+    field_row(
         "mode_lag_profile",
         ("band", "mode_number", "lag"),
         "1",

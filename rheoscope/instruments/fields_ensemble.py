@@ -72,6 +72,8 @@ def ensemble_readings(
     readings |= _decay(eigenvalues, ensemble.n, total > floor)
     readings |= _everything(grams[-1] + dropped @ dropped.T, ensemble)
     readings |= mode_readings(X, found, ensemble.n, entries, design)
+    if units is None:
+        del readings["coefficients"]  # its rows are directions, not snapshots
     readings |= intensity_errors(X, ensemble.mean * kept, entries, units)
     readings |= _resampled(grams, ensemble, design, floor, units)
     return readings
@@ -117,19 +119,25 @@ def intensity_errors(
 def mode_readings(
     X: Float64[Tensor, "row entry"], found: Spectrum, n: int, entries: Entries, design: Design
 ) -> Readings:
-    """Leading modes under every window: as pictures, as profiles over lag, and the lags at which those peak."""
-    pictures, profiles = [], []
+    """Leading modes under every window: coefficients, pictures, profiles over lag, and the lags at which those peak."""
+    coefficients, pictures, profiles = [], [], []
     weights = design.weights(entries)
     for band, window in enumerate(weights):
         of_band = Spectrum(found.eigenvalues[band], found.vectors[band])
         by_entry = torch.from_numpy(np.repeat(window, np.diff(entries.bounds)))
-        phi = modes(X, of_band, n, window=by_entry, n_modes=design.n_modes).numpy()
+        phi, of_snapshots = (part.numpy() for part in modes(X, of_band, n, window=by_entry, n_modes=design.n_modes))
+        coefficients.append(of_snapshots)
         pictures.append(entries.picture(phi, design.n_bins))
         profiles.append(quotient(entries.by_lag(phi), entries.n_kept))
     profile = np.stack(profiles)
     size = np.where(np.isfinite(profile), np.abs(profile), -1.0)
     peak = np.where(size.max(-1) > 0, entries.lags[size.argmax(-1)], np.nan)
-    return {"mode": np.stack(pictures), "mode_lag_profile": profile, "mode_peak_lag": peak}
+    return {
+        "coefficients": np.stack(coefficients),
+        "mode": np.stack(pictures),
+        "mode_lag_profile": profile,
+        "mode_peak_lag": peak,
+    }
 
 
 def _resampled(

@@ -36,11 +36,19 @@ def with_chance(data: xr.Dataset, null: xr.Dataset, role: str) -> xr.Dataset:
 
 def dominant(data: xr.Dataset, rule: str) -> xr.Dataset:
     """The dataset with every layer's dominant scales: relative to the untrained null, else to uniform attention."""
-    scales = data.scale.values
-    null = data["scale_energy_null" if "scale_energy_null" in data else "scale_energy_null_uniform"]
+    scales, energy = data.scale.values, data.scale_energy
+    trained = "scale_energy_null" in data
+    null = data["scale_energy_null" if trained else "scale_energy_null_uniform"]
+    squares = (data.scale_energy_se / energy) ** 2
+    error = np.sqrt(squares + (data.scale_energy_null_se / null) ** 2 if trained else squares)
     rows = []
-    for energy, chance in zip(data.scale_energy.values, null.values, strict=True):
-        rows.append(strongest_scales(energy, scales) if rule == "raw" else dominant_scales(energy, chance, scales))
+    for layer in range(data.sizes["layer"]):
+        of_layer, chance, uncertain = (values.values[layer] for values in (energy, null, error))
+        rows.append(
+            strongest_scales(of_layer, scales)
+            if rule == "raw"
+            else dominant_scales(of_layer, chance, scales, relative_error=np.nan_to_num(uncertain))
+        )
     data["dominant_scale"] = ("layer", "peak"), np.stack(rows)
     data.attrs["dominant_rule"] = rule
     return data

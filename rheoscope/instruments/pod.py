@@ -61,6 +61,13 @@ def spectrum(gram: Float64[Tensor, "*batch snapshot snapshot"], n: int) -> Spect
     return Spectrum(values.flip(-1)[..., :rank].clamp(min=0) / n, vectors.flip(-1)[..., :rank])
 
 
+class Modes(NamedTuple):
+    """Orthonormal modes, and how much of each is in every snapshot."""
+
+    phi: Float64[Tensor, "mode entry"]
+    coefficients: Float64[Tensor, "snapshot mode"]
+
+
 def modes(
     X: Float64[Tensor, "snapshot entry"],
     found: Spectrum,
@@ -68,14 +75,15 @@ def modes(
     *,
     window: Float64[Tensor, " entry"],
     n_modes: int,
-) -> Float64[Tensor, "mode entry"]:
-    """Modes φ_k = (X w)ᵀ v_k / sqrt(N λ_k) of a windowed field: orthonormal rows, the largest entry of each positive.
+) -> Modes:
+    """Modes φ_k = (X w)ᵀ v_k / sqrt(N λ_k) of a windowed field and coefficients sqrt(N λ_k) v_k.
 
-    `found` is the spectrum of the windowed field. NaN for a mode without energy.
+    `found` is the spectrum of the windowed field. The largest entry of each mode is positive. NaN without energy.
     """
     norms = (n * found.eigenvalues[:n_modes]).sqrt()
     phi = (found.vectors[:, :n_modes] / torch.where(norms > 0, norms, torch.nan)).T @ X * window
-    return phi * mode_signs(phi)[:, None]
+    signs = mode_signs(phi)
+    return Modes(phi * signs[:, None], found.vectors[:, :n_modes] * norms * signs)
 
 
 def mode_signs(phi: Float64[Tensor, "mode entry"]) -> Float64[Tensor, " mode"]:

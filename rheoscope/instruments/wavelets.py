@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Complex, Float, Float64, Int64
+from scipy import signal
 from scipy.fft import next_fast_len
 from torch import Tensor
 
@@ -182,18 +183,27 @@ def least_window(scale: float) -> int:
 
 
 def dominant_scales(
-    energy: Float64[np.ndarray, " scale"], null: Float64[np.ndarray, " scale"], scales: Float64[np.ndarray, " scale"]
+    energy: Float64[np.ndarray, " scale"],
+    null: Float64[np.ndarray, " scale"],
+    scales: Float64[np.ndarray, " scale"],
+    *,
+    relative_error: Float64[np.ndarray, " scale"] | float = 0.0,
 ) -> Float64[np.ndarray, " rank"]:
     """Scales at which energy stands out from a null, the most outstanding first; NaN where there are fewer than four.
 
-    Local maxima of energy / null that exceed 1. An end of the range is no maximum: what rises to it may rise further.
-    Where the null has no energy at all, local maxima of the energy itself.
+    Local maxima of energy / null that exceed 1 and rise above the dips on both sides by two standard errors of that
+    ratio. An end of the range is no maximum: what rises to it may rise further. Where the null has no energy at all
+    (uniform attention), local maxima of the energy itself.
     """
     ratio = quotient(energy, null) if np.any(null > 0) else energy
-    above = energy > null
-    middle = ratio[1:-1]
-    peak = np.flatnonzero((middle > ratio[:-2]) & (middle >= ratio[2:]) & above[1:-1]) + 1
-    return _ranked(scales, peak[np.argsort(-ratio[peak], kind="stable")])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        height = np.log(ratio)
+    if not np.isfinite(height).all():
+        return _ranked(scales, np.zeros(0, int))
+    peaks, found = signal.find_peaks(height, prominence=0)
+    error = np.broadcast_to(relative_error, height.shape)[peaks]
+    clear = (found["prominences"] > 2 * error) & (energy > null)[peaks]
+    return _ranked(scales, peaks[clear][np.argsort(-height[peaks[clear]], kind="stable")])
 
 
 def strongest_scales(

@@ -66,7 +66,7 @@ def test_eigenvalues_and_subspaces_are_those_of_scikit_learn_on_the_same_windowe
         np.testing.assert_allclose(values, theirs, rtol=close)
         by_entry = weights[band][torch.from_numpy(ENTRIES.lag)]
         band_found = type(found)(found.eigenvalues[band], found.vectors[band])
-        phi = modes(X, band_found, 17, window=by_entry, n_modes=5).numpy()
+        phi = modes(X, band_found, 17, window=by_entry, n_modes=5).phi.numpy()
         flat = np.zeros((5, 23 * 23))
         flat[:, ENTRIES.flat.numpy()] = phi
         overlap = np.linalg.svd(flat @ pca.components_[:5].T, compute_uv=False)
@@ -77,7 +77,7 @@ def test_modes_are_orthonormal_with_their_largest_entry_positive():
     X, weights = centred(maps()), windows()
     found = spectrum(lag_grams(X, ENTRIES.bounds.tolist(), weights[:1]), 17)
     by_entry = weights[0][torch.from_numpy(ENTRIES.lag)]
-    phi = modes(X, type(found)(*(part[0] for part in found)), 17, window=by_entry, n_modes=6)
+    phi = modes(X, type(found)(*(part[0] for part in found)), 17, window=by_entry, n_modes=6).phi
     np.testing.assert_allclose((phi @ phi.T).numpy(), np.eye(6), atol=1e-10)
     assert (phi.max(1).values == phi.abs().max(1).values).all()
 
@@ -85,7 +85,9 @@ def test_modes_are_orthonormal_with_their_largest_entry_positive():
 def test_the_reconstruction_error_is_the_tail_sum_and_no_random_basis_does_better():
     X = centred(maps())
     found = spectrum((X @ X.T)[None], 17)
-    phi = modes(X, type(found)(*(part[0] for part in found)), 17, window=torch.ones(X.shape[1]).double(), n_modes=16)
+    phi = modes(
+        X, type(found)(*(part[0] for part in found)), 17, window=torch.ones(X.shape[1]).double(), n_modes=16
+    ).phi
     generator = torch.Generator().manual_seed(8)
     for n in (0, 1, 4, 11, 16):
         error = float((X - X @ phi[:n].T @ phi[:n]).square().sum() / 17)
@@ -242,3 +244,12 @@ def test_a_centred_gram_is_the_gram_of_centred_rows(seed, members):
     found = centred_gram(X @ X.T, member)
     np.testing.assert_allclose(found[member][:, member].numpy(), (rows @ rows.T).numpy(), atol=1e-12)
     assert found[~member].abs().sum() == 0
+
+
+def test_coefficients_and_modes_make_the_windowed_snapshots_again():
+    X, weights = centred(maps()), windows()
+    found = spectrum(lag_grams(X, ENTRIES.bounds.tolist(), weights[:1]), 17)
+    by_entry = weights[0][torch.from_numpy(ENTRIES.lag)]
+    phi, coefficients = modes(X, type(found)(*(part[0] for part in found)), 17, window=by_entry, n_modes=16)
+    np.testing.assert_allclose((coefficients @ phi).numpy(), (X * by_entry).numpy(), atol=1e-10)
+    np.testing.assert_allclose((X * by_entry @ phi.T).numpy(), coefficients.numpy(), atol=1e-10)

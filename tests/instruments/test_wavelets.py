@@ -198,3 +198,11 @@ def test_coefficients_at_fewer_lags_lose_nothing_that_a_straight_line_would_not_
     exact = morlet.coefficients(x)[0].abs().square().numpy()
     inside = np.isfinite(found)
     assert abs(found - exact)[inside].max() < 0.05 * exact.max()
+
+
+def test_a_peak_within_the_error_of_its_surroundings_is_none():
+    scales = 2 ** np.linspace(1, 6, 20)
+    bump = 1 + 0.3 * np.exp(-((np.arange(20) - 9.0) ** 2))
+    null = np.full(20, 0.5)
+    assert dominant_scales(bump, null, scales, relative_error=0.1)[0] == scales[9]
+    assert np.isnan(dominant_scales(bump, null, scales, relative_error=0.2)).all()
