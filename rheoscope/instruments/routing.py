@@ -54,7 +54,7 @@ class Routing(Instrument):
         super().__init__(view, corpus, options)
         if self.options.n_spectra < 1 or self.options.n_lag < 1 or self.options.n_null < 0:
             raise RheoscopeError(
-                f"{self.options} asked for; spectra and lags are read on at least one window each, nulls on none or more"
+                f"{self.options} asked for; spectra and lags are read on at least one window, nulls on none or more"
             )
         self.spectra_windows = spread(corpus.n_windows, self.options.n_spectra)
         self.lags = lag_grid(corpus.window)

@@ -31,11 +31,10 @@ def readings(view, corpus, **how):
 def assert_same(one, other, *, without=()):
     assert one.instruments == other.instruments
     for instrument in one.instruments:
-        assert set(one[instrument]) == set(other[instrument])
-        for name in set(one[instrument]) - set(without):
-            np.testing.assert_allclose(
-                other[instrument][name], one[instrument][name], err_msg=f"{instrument}.{name}", **CLOSE
-            )
+        expected, found = one[instrument], other[instrument]
+        assert set(expected) == set(found)
+        for name in set(expected) - set(without):
+            np.testing.assert_allclose(found[name].values, expected[name].values, err_msg=str(name), **CLOSE)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "bert"])
