@@ -7,6 +7,7 @@ import xarray as xr
 from ..errors import RheoscopeError
 from ..tables import sibling
 from .catalog_ablation import ABLATION, ABLATION_DIMENSIONS
+from .catalog_criticals import CRITICAL_DIMENSIONS, CRITICALS
 from .catalog_fields import FIELD_DIMENSIONS, FIELDS
 from .catalog_loss import LOSS
 from .catalog_routing import ROUTING
@@ -15,7 +16,7 @@ from .catalog_steering import STEERING
 from .quantity import Quantity
 
 CATALOG: dict[str, Quantity] = {
-    f"{row.instrument}.{row.name}": row for row in (*LOSS, *ROUTING, *SINKS, *STEERING, *FIELDS, *ABLATION)
+    f"{row.instrument}.{row.name}": row for row in (*LOSS, *ROUTING, *SINKS, *STEERING, *FIELDS, *ABLATION, *CRITICALS)
 }
 
 # Unit and long name of every dimension that a quantity may have.
@@ -29,12 +30,15 @@ DIMENSIONS: dict[str, tuple[str, str]] = {
     **SINK_DIMENSIONS,
     **FIELD_DIMENSIONS,
     **ABLATION_DIMENSIONS,
+    **CRITICAL_DIMENSIONS,
 }
 
 _NULLS = {
     "gaussian": "unrelated queries and keys",
     "shuffled": "shuffled text",
     "uniform": "uniform causal attention",
+    "directions": "random directions",
+    "weights": "shuffled FFN weights",
     "orthogonal": "attention and FFN at right angles",
 }
 _ROUNDING = 1e-9  # relative; a share computed from float64 sums may pass its bound by this much

@@ -29,6 +29,7 @@ from .gates import Fit, gate_readings, split_units
 from .parallel import parallel_curve as parallel_curve_readings
 from .parallel import parallel_layers
 from .passes import Passes
+from .prefix import prefix_readings
 from .pressure import pressure_readings
 from .variants import variant_table, variants_by_layer
 
@@ -47,6 +48,7 @@ def ablate(
     gates: bool = False,
     fit: Fit | None = None,
     pressure: bool = False,
+    prefix: bool = False,
     batch_size: int | None = None,
     memory: str | Path | None = None,
     seed: int = 0,
@@ -57,15 +59,16 @@ def ablate(
 
     by_layer: also each variant in each layer alone. parallel_curve: every layer made parallel alone, then `sizes` of
     them low-defect first, in `n_random` random orders, and high-defect first. gates: fitted on half of the documents,
-    judged on both halves. pressure: attention times 1 to 3, and diversity by depth under each variant. memory: a file
-    that keeps every pass, so that a stopped run goes on where it was. command: the command line, for the provenance.
+    judged on both halves. pressure: attention times 1 to 3, and diversity by depth under each variant. prefix: another
+    text before the last few tokens, and how far attention passes changes on. memory: a file that keeps every pass, so
+    that a stopped run goes on where it was. command: the command line, for the provenance.
     Raises Refused for a model without loss or without the sites, RheoscopeError where no text is left to hold out.
     """
     started = time.monotonic()
     refuse_loss(view)
     refuse_field(view, "ablation")
     refuse_window(view, corpus.window)
-    if not (variants or by_layer or parallel_curve or gates or pressure):
+    if not (variants or by_layer or parallel_curve or gates or pressure or prefix):
         raise RheoscopeError("an ablation without any part asked for: ask for variants, parallel_curve, gates, …")
     made = {"batch_size": batch_size, "memory": Path(memory) if memory else None, "progress": progress}
     passes = Passes(view, corpus, **made)
@@ -78,6 +81,7 @@ def ablate(
         defects = parts[-1]["parallel_defect"].values
         parts.append(parallel_curve_readings(passes, defects, sizes=sizes, n_random=n_random, seed=seed))
     parts += [pressure_readings(passes)] if pressure else []
+    parts += [prefix_readings(passes, seed=seed)] if prefix else []
     fit = fit or Fit(seed=seed)
     parts += [gate_readings(*splits, fit)] if gates else []
     data = xr.merge(parts, combine_attrs="drop")
@@ -94,6 +98,7 @@ def ablate(
             "n_random": n_random,
             "gates": asdict(fit) if gates else False,
             "pressure": pressure,
+            "prefix": prefix,
             "batch_size": passes.batch_size,
         },
         "seed": seed,
