@@ -140,7 +140,7 @@ def lagged_keys(
 
 
 def eager_attention(
-    module: nn.Module,
+    module: nn.Module | None,
     query: Float[Tensor, "batch head query d"],
     key: Float[Tensor, "batch head key d"],
     value: Float[Tensor, "batch head key d_value"],

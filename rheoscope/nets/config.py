@@ -38,6 +38,8 @@ class RheoscopeConfig(PreTrainedConfig):
     """Shape of a decoder. `attention` and `head_dims` hold one entry per layer; a single value is repeated.
 
     `use_norm = False` removes every norm, the final one too. `head_dims` defaults to hidden_size / heads.
+    `initializer_range` is GPT-2's 0.02 by default, and 1/sqrt(hidden_size) without norms: nothing then restores the
+    size of a stream that starts small, and S-D takes three times the steps to the same loss.
     """
 
     model_type = "rheoscope_decoder"
@@ -57,7 +59,7 @@ class RheoscopeConfig(PreTrainedConfig):
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-5
     dropout: float = 0.0
-    initializer_range: float = 0.02
+    initializer_range: float | None = None
     tie_word_embeddings: bool = True
     use_cache: bool = True
     bos_token_id: int | None = None
@@ -80,6 +82,8 @@ class RheoscopeConfig(PreTrainedConfig):
         self._refuse_heads_that_do_not_fit()
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
+        if self.initializer_range is None:
+            self.initializer_range = 0.02 if self.use_norm else self.hidden_size**-0.5
         linear = [kind in LINEAR_KINDS for kind in self.attention]
         self.layer_types = ["linear_attention" if is_linear else "full_attention" for is_linear in linear]
         super().__post_init__(**kwargs)
@@ -104,6 +108,11 @@ class RheoscopeConfig(PreTrainedConfig):
                     f"d_head {d_head} asked for in layer {layer}; rotary positions turn pairs of coordinates: use an "
                     "even d_head or learned positions"
                 )
+
+    @property
+    def uses_rotary(self) -> bool:
+        """Whether positions are turned into queries and keys."""
+        return self.positions == "rotary"
 
     @property
     def num_key_value_heads(self) -> int:

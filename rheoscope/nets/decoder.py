@@ -27,9 +27,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..errors import RheoscopeError
 from .config import LINEAR_KINDS, RheoscopeConfig
-from .kinds import EnergyGatedAttention, LagConvolution, ResidualLinear, SelfAttention
+from .kinds import EnergyGatedAttention, LagConvolution, ResidualLinear, Rotation, SelfAttention
 from .layers import DecoderLayer, norm_of
-from .positions import MorletPositions
+from .positions import MorletPositions, RotaryPositions
 from .states import only_states, refuse_foreign, tokens_seen
 
 GATE_SLOPE = 2.0  # of the energy gate before training, as published; its threshold starts at 0
@@ -77,6 +77,8 @@ class RheoscopeModel(RheoscopePreTrainedModel):
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         elif config.positions == "morlet":
             self.embed_positions = MorletPositions(config.hidden_size)
+        else:
+            self.rotary_emb = RotaryPositions(config.head_dims[0], config.rope_theta)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList([DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)])
         self.norm = norm_of(config)
@@ -87,7 +89,7 @@ class RheoscopeModel(RheoscopePreTrainedModel):
     def forward(
         self,
         input_ids: Int[Tensor, "batch query"] | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | dict[str, Tensor | None] | None = None,
         position_ids: Int[Tensor, "batch query"] | None = None,
         cache: Cache | None = None,
         inputs_embeds: Float[Tensor, "batch query d_model"] | None = None,
@@ -110,11 +112,18 @@ class RheoscopeModel(RheoscopePreTrainedModel):
                 config=self.config, inputs_embeds=hidden, attention_mask=attention_mask, cache=cache
             )
         hidden = self.dropout(self._placed(hidden, position_ids))
+        rotations = self._rotations(hidden, position_ids)
         for layer in self.layers:
             hidden = layer(
-                hidden, attention_mask=mask, valid=valid, position_ids=position_ids, cache=cache, use_cache=use_cache
+                hidden, rotations=rotations, attention_mask=mask, valid=valid, cache=cache, use_cache=use_cache
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden), cache=cache)
+
+    def _rotations(self, hidden: Tensor, position_ids: Tensor) -> dict[int, Rotation]:
+        """Rotary angles of every token for each size of head; none where positions are added."""
+        if self.config.positions != "rotary":
+            return {}
+        return {size: self.rotary_emb(hidden, position_ids, size) for size in set(self.config.head_dims)}
 
     def _placed(self, hidden: Tensor, position_ids: Tensor) -> Tensor:
         """Token embeddings with their positions added, where positions are added."""
@@ -145,12 +154,24 @@ class RheoscopeForCausalLM(RheoscopePreTrainedModel, GenerationMixin):
     def forward(
         self,
         input_ids: Int[Tensor, "batch query"] | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | dict[str, Tensor | None] | None = None,
+        position_ids: Int[Tensor, "batch query"] | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Float[Tensor, "batch query d_model"] | None = None,
         labels: Int[Tensor, "batch query"] | None = None,
+        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: object,
     ) -> CausalLMOutputWithPast:
-        out = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        out = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
         loss = None
@@ -161,7 +182,7 @@ class RheoscopeForCausalLM(RheoscopePreTrainedModel, GenerationMixin):
         )
 
 
-def valid_keys(attention_mask: Tensor | None) -> Bool[Tensor, "batch key"] | None:
+def valid_keys(attention_mask: Tensor | dict[str, Tensor | None] | None) -> Bool[Tensor, "batch key"] | None:
     """Which keys are not padding; None where none is. Raises RheoscopeError for a mask that is not per key."""
     if attention_mask is None:
         return None

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from transformers import Cache
@@ -29,7 +29,7 @@ from .attention import (
 from .config import RheoscopeConfig
 from .gates import log_gate
 from .linear import elu_attention, sd_linear_attention
-from .positions import rotated, rotation
+from .positions import rotated
 from .states import linear_state, remember_state
 
 N_LAGS = 5  # keys averaged by the lag convolution, as published
@@ -48,6 +48,8 @@ class Call:
     cache: Cache | None
 
 
+# cosines and sines of the rotary angles of every token
+Rotation = tuple[Float[Tensor, "batch query d_head"], Float[Tensor, "batch query d_head"]]
 Mixed = tuple[Float[Tensor, "batch query head d_head"], Tensor | None]  # z, and the probabilities where formed
 
 
@@ -77,33 +79,30 @@ class SelfAttention(nn.Module):
         self,
         hidden_states: Float[Tensor, "batch query d_model"],
         *,
-        position_ids: Int[Tensor, "batch query"],
+        rotation: Rotation | None = None,
         attention_mask: Tensor | None = None,
         valid: Bool[Tensor, "batch key"] | None = None,
         cache: Cache | None = None,
         **_: object,
     ) -> tuple[Float[Tensor, "batch query d_model"], Tensor | None]:
         """What the layer adds to the residual stream, and the attention probabilities where they were formed."""
-        q, k = self.query_and_key(hidden_states, position_ids)
+        q, k = self.query_and_key(hidden_states, rotation)
         v = self._heads(self.v_proj(hidden_states))
         z, probs = self.attend(Call(hidden_states, q, k, v, attention_mask, valid, cache))
         return self.o_proj(z.flatten(2)), probs
 
     def query_and_key(
-        self, hidden: Float[Tensor, "batch query d_model"], position_ids: Int[Tensor, "batch query"]
+        self, hidden: Float[Tensor, "batch query d_model"], rotation: Rotation | None
     ) -> tuple[Float[Tensor, "batch head query d_head"], Float[Tensor, "batch head query d_head"]]:
         """q and k after rotary positions, for the input of the attention module."""
         q, k = self._heads(self.q_proj(hidden)), self._heads(self.k_proj(hidden))
-        if self.config.positions != "rotary":
-            return q, k
-        cos, sin = rotation(position_ids, self.head_dim, self.config.rope_theta)
-        return rotated(q, cos, sin), rotated(k, cos, sin)
+        return (q, k) if rotation is None else (rotated(q, *rotation), rotated(k, *rotation))
 
     def routing_vectors(
-        self, hidden: Float[Tensor, "batch query d_model"], position_ids: Int[Tensor, "batch query"]
+        self, hidden: Float[Tensor, "batch query d_model"], rotation: Rotation | None
     ) -> tuple[Float[Tensor, "batch head query d_head"], Float[Tensor, "batch head query d_head"], float]:
         """q, k and a scale: the layer routes by the skew part of scale q·k."""
-        return *self.query_and_key(hidden, position_ids), self.scaling
+        return *self.query_and_key(hidden, rotation), self.scaling
 
     def attend(self, call: Call) -> Mixed:
         """What the heads hand to W_O."""
@@ -132,10 +131,10 @@ class Skew(SelfAttention):
     """What kinds with scores (q_i·k_j - k_i·q_j) / sqrt(d_head) share."""
 
     def routing_vectors(
-        self, hidden: Float[Tensor, "batch query d_model"], position_ids: Int[Tensor, "batch query"]
+        self, hidden: Float[Tensor, "batch query d_model"], rotation: Rotation | None
     ) -> tuple[Float[Tensor, "batch head query d_head"], Float[Tensor, "batch head query d_head"], float]:
         """q, k and twice the scale, as the skew part is half the difference."""
-        return *self.query_and_key(hidden, position_ids), 2 * self.scaling
+        return *self.query_and_key(hidden, rotation), 2 * self.scaling
 
 
 class Damped(Skew):
@@ -150,14 +149,14 @@ class Damped(Skew):
         return softplus(self.damping(hidden)).mT
 
     def generator(
-        self, hidden: Float[Tensor, "batch query d_model"], position_ids: Int[Tensor, "batch query"]
+        self, hidden: Float[Tensor, "batch query d_model"], rotation: Rotation | None
     ) -> Float[Tensor, "batch head query query"]:
         """S - D without a mask. Re λ = -v*Dv for its eigenvalues (v of length 1), so none is positive.
 
         The layer itself uses the causal half: its eigenvalues are the -d_i, but it is far from normal, so they bound
         nothing, and it may amplify. The theorem says nothing of softmax, V, W_O or the layers that follow either.
         """
-        a, b = skew_pair(*self.query_and_key(hidden, position_ids))
+        a, b = skew_pair(*self.query_and_key(hidden, rotation))
         return self.scaling * a @ b.mT + diagonal_bias(self.damping_of(hidden), a.shape[2])
 
 
@@ -212,10 +211,10 @@ class LagConvolution(SelfAttention):
         self.lag_logits = nn.Parameter(torch.empty(self.n_heads, N_LAGS))
 
     def routing_vectors(
-        self, hidden: Float[Tensor, "batch query d_model"], position_ids: Int[Tensor, "batch query"]
+        self, hidden: Float[Tensor, "batch query d_model"], rotation: Rotation | None
     ) -> tuple[Float[Tensor, "batch head query d_head"], Float[Tensor, "batch head query d_head"], float]:
         """q, the averaged keys and the scale."""
-        q, k = self.query_and_key(hidden, position_ids)
+        q, k = self.query_and_key(hidden, rotation)
         return q, lagged_keys(k, self.lag_logits.softmax(-1), None), self.scaling
 
     def attend(self, call: Call) -> Mixed:

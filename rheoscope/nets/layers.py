@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .config import RheoscopeConfig
-from .kinds import ATTENTION, ResidualLinear
+from .kinds import ATTENTION, ResidualLinear, Rotation
 
 
 class FeedForward(nn.Module):
@@ -40,7 +42,14 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.mlp = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, hidden_states: Float[Tensor, "batch query d_model"], **kwargs: object) -> Tensor:
-        attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "batch query d_model"],
+        *,
+        rotations: Mapping[int, Rotation],
+        **kwargs: object,
+    ) -> Float[Tensor, "batch query d_model"]:
+        rotation = rotations.get(self.self_attn.head_dim)
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states), rotation=rotation, **kwargs)
         hidden_states = hidden_states + self.dropout(attended)
         return hidden_states + self.dropout(self.mlp(self.post_attention_layernorm(hidden_states)))

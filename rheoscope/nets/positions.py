@@ -36,14 +36,26 @@ class MorletPositions(nn.Module):
         return torch.stack([envelope * phase.cos(), envelope * phase.sin()], -1).flatten(-2)
 
 
-def rotation(
-    position_ids: Int[Tensor, "batch position"], d_head: int, theta: float
-) -> tuple[Float[Tensor, "batch position d_head"], Float[Tensor, "batch position d_head"]]:
-    """Cosines and sines of the rotary angles, coordinate i paired with i + d_head/2. In float32 at least."""
-    steps = torch.arange(0, d_head, 2, device=position_ids.device, dtype=torch.float32) / d_head
-    angles = position_ids[..., None].float() * theta**-steps
-    angles = torch.cat([angles, angles], -1)
-    return angles.cos(), angles.sin()
+class RotaryPositions(nn.Module):
+    """Cosines and sines of the rotary angles, coordinate i paired with i + d_head/2, in float32 or wider."""
+
+    def __init__(self, d_head: int, theta: float) -> None:
+        super().__init__()
+        self.d_head, self.theta = d_head, theta
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch position d_model"],
+        position_ids: Int[Tensor, "batch position"],
+        d_head: int | None = None,
+    ) -> tuple[Float[Tensor, "batch position d_head"], Float[Tensor, "batch position d_head"]]:
+        """For heads of `d_head`, by default those of the first layer; x gives device and precision."""
+        size = d_head or self.d_head
+        exact = torch.promote_types(x.dtype, torch.float32)
+        steps = torch.arange(0, size, 2, device=x.device, dtype=exact) / size
+        angles = position_ids[..., None].to(exact) * self.theta**-steps
+        angles = torch.cat([angles, angles], -1)
+        return angles.cos(), angles.sin()
 
 
 def rotated(

@@ -40,7 +40,7 @@ def training_ranks(model: RheoscopeForCausalLM, tokens: Int[Tensor, "window posi
 def _read(readings: dict[str, float], layer: int, module: SelfAttention, inputs: tuple[Tensor], named: dict) -> None:
     """Readings of one layer, taken from the input of its attention before it runs."""
     hidden = inputs[0]
-    q, k, scale = module.routing_vectors(hidden, named["position_ids"])
+    q, k, scale = module.routing_vectors(hidden, named["rotation"])
     T = score_factors(q, k, scale=scale)
     for name, factors in (("", T), ("_gauge_removed", centred_factors(T))):
         ranks = rank_at_share(routing_singular_values(factors), SHARE)

@@ -80,7 +80,6 @@ class Recipe:
             "learning_rate": shape.learning_rate,
             "tokenizer": shape.tokenizer,
             "n_heads": shape.n_heads,
-            "initializer_range": 0.02,
         }
         changes = {name: value for name, value in wanted.items() if getattr(self, name) is None}
         if self.precision == "auto":

@@ -16,7 +16,7 @@ def generators(model, text):
     taken = []
 
     def take(module, inputs, named):
-        taken.append(module.generator(inputs[0], named["position_ids"]))
+        taken.append(module.generator(inputs[0], named["rotation"]))
 
     modules = [module for module in model.modules() if isinstance(module, Damped)]
     hooks = [module.register_forward_pre_hook(take, with_kwargs=True) for module in modules]
