@@ -16,6 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..errors import Refused
+from .checkpoint import first_line
 from .identities import IDENTITIES, Measured
 from .precision import Float64Throughout
 from .view import ModelView
@@ -30,7 +31,8 @@ class Finding:
     """What became of one identity.
 
     error: largest difference over the largest number compared; floor: what rounding in `dtype` may make of it.
-    status: holds, refused or fails. reason: why refused, or what was seen in the model's own dtype before float64.
+    status: holds, refused or fails. reason: why refused, why it cannot be computed, or what was seen in the model's own
+    dtype before float64.
     """
 
     identity: str
@@ -65,7 +67,7 @@ class _Trial:
     def finding(self, name: str, identity: Callable[[ModelView, Tensor], Measured]) -> Finding:
         """One identity in the model's dtype, and in float64 if it fails or cannot fail there."""
         first = _judged(name, identity, self.view, self.tokens)
-        if first.dtype == "float64" or (first.status == "holds" and first.floor <= DECISIVE):
+        if first.dtype == "float64" or first.reason or (first.status == "holds" and first.floor <= DECISIVE):
             return first
         seen = f"in {first.dtype} off by {first.error:.1e} (floor {first.floor:.1e})"
         return replace(_judged(name, identity, self.exact(seen), self.tokens), reason=seen)
@@ -85,10 +87,17 @@ class _Trial:
 
 
 def _judged(name: str, identity: Callable[[ModelView, Tensor], Measured], view: ModelView, tokens: Tensor) -> Finding:
-    with Float64Throughout() if view.dtype == torch.float64 else nullcontext():
-        error, epsilons = identity(view, tokens)
+    """One identity in the dtype of the view; one whose parts do not even fit together fails."""
+    dtype = str(view.dtype).removeprefix("torch.")
+    try:
+        with Float64Throughout() if view.dtype == torch.float64 else nullcontext():
+            error, epsilons = identity(view, tokens)
+    except torch.OutOfMemoryError:
+        raise Refused(f"not enough memory to try it in {dtype}: load the model on the CPU") from None
+    except (RuntimeError, ValueError, AttributeError, LookupError) as error:
+        return Finding(name, "fails", dtype=dtype, reason=f"cannot be computed: {first_line(error)}")
     floor = epsilons * torch.finfo(view.dtype).eps
-    return Finding(name, "holds" if error <= floor else "fails", error, floor, str(view.dtype).removeprefix("torch."))
+    return Finding(name, "holds" if error <= floor else "fails", error, floor, dtype)
 
 
 def _tokens(view: ModelView, seed: int) -> Int[Tensor, "one position"]:

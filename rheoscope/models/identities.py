@@ -117,20 +117,22 @@ def z_times_W_O_is_written(view: ModelView, tokens: Tensor) -> Measured:
 
 
 def terms_add_up(view: ModelView, tokens: Tensor) -> Measured:
-    """resid_pre + attn_out + ffn_out against resid_post, in magnitude; post-norm blocks norm each sum."""
-    sites = ("resid_pre", "attn_out", "ffn_out", "resid_post")
-    if view.family is not None and view.family.residual is Residual.POST_NORM:
-        sites = (*sites, "resid_mid")
-    caught = _caught(view, tokens, *sites)
+    """resid_pre + attn_out = resid_mid, + ffn_out = resid_post, in magnitude; post-norm blocks norm each sum."""
+    sites = ["resid_pre", "attn_out", "ffn_out", "resid_post"]
+    has_mid = refusal(view, "resid_mid") is None
+    post_norm = view.family is not None and view.family.residual is Residual.POST_NORM
+    caught = _caught(view, tokens, *sites, *(["resid_mid"] if has_mid else []))
     pairs = []
     for layer in range(view.n_layers):
-        pre, attn, ffn, post = (caught[site][layer] for site in sites[:4])
-        if len(sites) == 4:
+        pre, attn, ffn, post = (caught[site][layer] for site in sites)
+        if not has_mid:
             pairs.append((pre + attn + ffn, post))
             continue
         mid = caught["resid_mid"][layer]
-        pairs.append((view.part(layer, view.family.norm_attn)(pre + attn), mid))
-        pairs.append((view.part(layer, view.family.norm_ffn)(mid + ffn), post))
+        first = second = nn.Identity()
+        if post_norm:
+            first, second = view.part(layer, view.family.norm_attn), view.part(layer, view.family.norm_ffn)
+        pairs += [(first(pre + attn), mid), (second(mid + ffn), post)]
     return _largest(pairs), LOCAL
 
 

@@ -103,7 +103,7 @@ class HeadWeights:
         q, k = self._normed(layer, q, self.view.family.q_norm), self._normed(layer, k, self.view.family.k_norm)
         cos, sin = self.rotation(layer, positions)
         q, k = (self.rotated(t.transpose(1, 2), cos, sin) for t in (q, k))
-        return q, k.repeat_interleave(self.view.n_heads // self.view.n_kv_heads, 1)
+        return q, self._repeated(k, 1)
 
     def values(
         self, layer: int, x: Float[Tensor, "batch position d_model"]
@@ -202,8 +202,8 @@ class HeadWeights:
     def _prescale(self, layer: int) -> float:
         return self.view.part(layer, self.view.family.attn).scaling if self.view.family.prescaled else 1.0
 
-    def _repeated(self, per_group: Tensor) -> Tensor:
-        return per_group.repeat_interleave(self.view.n_heads // self.view.n_kv_heads, 0)
+    def _repeated(self, per_group: Tensor, dim: int = 0) -> Tensor:
+        return per_group.repeat_interleave(self.view.n_heads // self.view.n_kv_heads, dim)
 
     def _in_out(self, module: nn.Module) -> Float[Tensor, "inputs outputs"]:
         """The weight of a projection as [in, out]; refused when it is not stored as plain floating-point numbers."""
