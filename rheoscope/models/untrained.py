@@ -59,17 +59,20 @@ class _Swap:
     def __init__(self, view: ModelView, module: nn.Module, seed: int):
         self.view, self.module, self.seed = view, module, seed
         self.whole = any(module is block for block in view.blocks)
-        self.trained: dict[nn.Parameter, torch.Tensor] = {}
+        self.trained: dict[torch.Tensor, torch.Tensor] = {}
 
     def exchange(self, *_: object) -> None:
         """Fresh weights in, trained ones kept. First restores what a pass that broke off may have left."""
         self.restore()
         parameters = list(self.module.parameters(recurse=self.whole))
-        self.trained = {parameter: parameter.data for parameter in parameters}
+        buffers = list(self.module.buffers(recurse=self.whole))  # initialisation writes to these too
+        self.trained = {tensor: tensor.data for tensor in (*parameters, *buffers)}
         marks = {parameter: getattr(parameter, "_is_hf_initialized", None) for parameter in parameters}
         initialise = self.view.model._init_weights
         with torch.random.fork_rng(devices=[self.view.device] if self.view.device.type == "cuda" else []):
             torch.manual_seed(self.seed)
+            for buffer in buffers:
+                buffer.data = buffer.data.clone()
             for parameter in parameters:
                 parameter.data = torch.zeros_like(parameter.data)
                 parameter._is_hf_initialized = False  # or transformers leaves it as it is
@@ -82,6 +85,6 @@ class _Swap:
 
     def restore(self, *_: object) -> None:
         """The trained weights back in their place."""
-        for parameter, data in self.trained.items():
-            parameter.data = data
+        for tensor, data in self.trained.items():
+            tensor.data = data
         self.trained = {}
