@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("--text", default="builtin:manual-all")
     parser.add_argument("--split", default="file")
     parser.add_argument("--windows", type=int, default=N)
+    parser.add_argument("--windows-per-document", type=int, default=3)
+    parser.add_argument("--save", help="keep the run of loss and fields in this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     {"pod": pod, "wavelets": wavelets, "measure": measure}[arguments.part](arguments)
@@ -98,7 +100,9 @@ def wavelets(_: argparse.Namespace) -> None:
     slowest = best(looped, 1) * N / LOOPED_SNAPSHOTS
     print(f"scalogram of {N} x {WINDOW} rows, {len(scales)} scales: {fast:.2f} s")
     print(f"  PyWavelets in batches of {WINDOW} rows: {slow:.1f} s = {slow / fast:.1f} times")
-    print(f"  PyWavelets row by row: {slowest:.0f} s = {slowest / fast:.0f} times ({LOOPED_SNAPSHOTS} of {N} scaled up)")
+    print(
+        f"  PyWavelets row by row: {slowest:.0f} s = {slowest / fast:.0f} times ({LOOPED_SNAPSHOTS} of {N} scaled up)"
+    )
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -110,14 +114,17 @@ def measure(arguments: argparse.Namespace) -> None:
         for batch in batches(corpus, size):
             view.model(batch.tokens, use_cache=False)
     plain = time.process_time() - started
+    print(f"{corpus.n_windows} windows of {corpus.window}: plain {plain:.1f} s", flush=True)
     seconds = {}
-    for names in (["loss"], ["loss", "fields"]):
+    for names in (["loss", "fields"], ["loss"]):
         started = time.process_time()
-        rheoscope.measure(view, corpus, instruments=names, batch_size=size)
+        run = rheoscope.measure(view, corpus, instruments=names, batch_size=size)
         seconds[len(names)] = time.process_time() - started
+        print(f"  measure of {' and '.join(names)}: {seconds[len(names)]:.1f} s", flush=True)
+        if arguments.save and "fields" in names:
+            run.save(arguments.save)
     more = seconds[2] - seconds[1]
-    print(f"{corpus.n_windows} windows of {corpus.window}: plain {plain:.1f} s, loss {seconds[1]:.1f} s")
-    print(f"  loss and fields {seconds[2]:.1f} s: fields add {more:.1f} s = {more / plain:.2f} of a plain pass")
+    print(f"  fields add {more:.1f} s = {more / plain:.2f} of a plain pass")
 
 
 def opened(arguments: argparse.Namespace) -> tuple[ModelView, Corpus]:
@@ -129,6 +136,7 @@ def opened(arguments: argparse.Namespace) -> tuple[ModelView, Corpus]:
             tokenizer=view.tokenizer,
             window=WINDOW,
             n_windows=arguments.windows,
+            windows_per_document=arguments.windows_per_document,
             split=arguments.split,
         )
         return view, corpus

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Complex128, Float64, Int64
 from torch import Tensor
 
 from .entries import Entries
@@ -24,34 +25,38 @@ def row_coefficients(
     X: Float64[Tensor, "row entry"],
     entries: Entries,
     positions: Int64[np.ndarray, " position"],
-    scale: float,
+    scales: Sequence[float],
+    *,
     omega0: float,
-) -> Float64[np.ndarray, "row position"]:
-    """Morlet coefficient of the row of each position at one scale, around the first lag inside the cone, √2 a.
+) -> Complex128[np.ndarray, "scale row position"]:
+    """Morlet coefficient of the row of each position at every scale a, around the first lag inside the cone, √2 a.
 
-    Complex. NaN for positions whose row ends before the cone does.
+    NaN for positions whose row ends before the cone does.
     """
-    centre = math.ceil(math.sqrt(2) * scale)
-    first, last = entries.support[positions].T
-    lag = np.arange(len(entries.lags))
-    t = (entries.lags - centre) / scale
-    wavelet = (np.exp(-1j * omega0 * t) - np.exp(-(omega0**2) / 2)) * np.exp(-(t**2) / 2) / scale
-    visible = (lag >= first[:, None]) & (lag <= last[:, None])
-    weights = np.where(visible, wavelet, 0)
-    # Taking the mean out of a row is part of the weights: they sum to 0 over the entries that the row has.
-    weights = np.where(visible, weights - weights.sum(1, keepdims=True) / visible.sum(1, keepdims=True), 0)
-    coefficients = np.empty((len(X), len(positions)), complex)
+    coefficients = np.empty((len(scales), len(X), len(positions)), complex)
     for index, position in enumerate(positions):
-        own = np.flatnonzero(entries.query == position)
-        row = X[:, torch.from_numpy(own)].numpy()
-        coefficients[:, index] = row @ weights[index, entries.lag[own] - entries.lags[0]]
-    reach = centre - int(entries.lags[0])
-    coefficients[:, (reach - first < math.sqrt(2) * scale) | (last - reach < math.sqrt(2) * scale)] = np.nan
+        own = np.flatnonzero((entries.query == position) & entries.kept)
+        lag = entries.lag[own]
+        weights = np.stack([_weights(lag, scale, omega0) for scale in scales], 1)
+        coefficients[:, :, index] = (X[:, torch.from_numpy(own)].numpy() @ weights).T
     return coefficients
 
 
+def _weights(lag: Int64[np.ndarray, " lag"], scale: float, omega0: float) -> Complex128[np.ndarray, " lag"]:
+    """What the coefficient of a row is the sum of, times its entries; NaN where the cone does not fit.
+
+    The wavelet less its mean over the row: taking the mean out of the row comes to the same.
+    """
+    reach = math.sqrt(2) * scale
+    centre = math.ceil(reach)
+    t = (lag - centre) / scale
+    wavelet = (np.exp(-1j * omega0 * t) - np.exp(-(omega0**2) / 2)) * np.exp(-(t**2) / 2) / scale
+    fits = lag.min() <= centre - reach and centre + reach <= lag.max()
+    return wavelet - wavelet.mean() if fits else np.full(len(lag), np.nan)
+
+
 def coherence(
-    W: Float64[np.ndarray, "row position"], n: int
+    W: Complex128[np.ndarray, "row position"], n: int
 ) -> tuple[Float64[np.ndarray, "position position"], Float64[np.ndarray, "position position"]]:
     """γ_ij = |E W_i W̄_j| / sqrt(E|W_i|² E|W_j|²) over N snapshots, and the same less what chance gives.
 

@@ -193,6 +193,8 @@ def refuse_options(options: Fields.Options, window: int) -> None:
             f"fields.skip_rows={options.skip_rows} asked for; windows of {window} tokens can spare 0 to {window // 2}"
         )
     for scale in (*options.scales, *options.bands):
+        if not isinstance(scale, int | float):
+            raise RheoscopeError(f"scale {scale!r} asked for of fields; give a list of numbers, such as [4, 8, 16]")
         if scale <= 0 or least_window(scale) > window:
             raise RheoscopeError(
                 f"scale {scale:g} asked for; it needs windows of at least {least_window(scale)} tokens "

@@ -103,12 +103,14 @@ def intensity_errors(
     """Standard errors of both intensities over documents."""
     if units is None:
         return {"intensity_se": np.array(np.nan), "intensity_by_lag_se": np.full(len(entries.lags), np.nan)}
-    u = X.numpy()
-    variance = entries.by_lag(u**2)
-    energy = variance + entries.by_lag(2 * u * mean) + entries.by_lag(mean**2)
+    shared, parts = torch.from_numpy(mean), []
+    for begin, end in zip(entries.bounds[:-1], entries.bounds[1:], strict=True):  # lag by lag: small pieces stay cached
+        u, of_mean = X[:, begin:end], shared[begin:end]
+        parts.append(torch.stack([u.square().sum(1), 2 * (u @ of_mean) + of_mean @ of_mean]))
+    variance, rest = torch.stack(parts, -1).numpy()
     _, place = np.unique(units, return_inverse=True)
     sums = np.zeros((2, place.max() + 1, len(entries.lags)))
-    for total, part in zip(sums, (variance, energy), strict=True):
+    for total, part in zip(sums, (variance, variance + rest), strict=True):
         np.add.at(total, place, part)
     return {
         "intensity_se": ratio_of_sums(*sums.sum(2)).se,

@@ -122,13 +122,11 @@ class Layer:
 
     def _coherences(self, ensemble: Ensemble, design: Design, positions: Int64[np.ndarray, " position"]) -> Readings:
         """Coherence between positions under the scale of every window on lag that has one."""
-        found = [
-            coherence(row_coefficients(ensemble.rows, self.entries, positions, band, self.morlet.omega0), ensemble.n)
-            for band in design.bands
-            if np.isfinite(band)
-        ]
-        if not found:
+        scales = [band for band in design.bands if np.isfinite(band)]
+        if not scales:
             return {}
+        W = row_coefficients(ensemble.rows, self.entries, positions, scales, omega0=self.morlet.omega0)
+        found = [coherence(of_scale, ensemble.n) for of_scale in W]
         raw, corrected = (np.stack(parts) for parts in zip(*found, strict=True))
         return {"coherence_raw": raw, "coherence": corrected}
 

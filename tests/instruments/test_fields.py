@@ -204,6 +204,7 @@ def test_windows_that_are_no_ensemble_are_refused_in_one_sentence_and_left_out_b
     [
         ({"scales": (2.0, 64.0)}, "scale 64 asked for; it needs windows of at least 184 tokens"),
         ({"bands": (0.0,)}, "scale 0 asked for"),
+        ({"bands": ("four",)}, "scale 'four' asked for of fields; give a list of numbers"),
         ({"sink": "drop"}, "fields.sink=drop asked for; choose one of separate, keep"),
         ({"window": "lowpass"}, "fields.window=lowpass asked for; choose one of band, low_pass, none"),
         ({"heads": "all"}, "fields.heads=all asked for"),
@@ -215,6 +216,13 @@ def test_windows_that_are_no_ensemble_are_refused_in_one_sentence_and_left_out_b
 def test_choices_that_do_not_exist_or_do_not_fit_are_refused_in_one_sentence(options, words):
     with pytest.raises(RheoscopeError, match=words):
         Fields(ModelView(tiny("llama")), whole_corpus(), Fields.Options(**options))
+
+
+def test_a_model_without_attention_maps_is_refused_in_one_sentence():
+    with pytest.raises(Refused) as refusal:
+        ModelView(tiny("mamba"))
+    assert "attention" in str(refusal.value)
+    assert str(refusal.value).count("\n") == 0
 
 
 def test_published_choices_can_be_made():

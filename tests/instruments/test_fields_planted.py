@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from rheoscope.errors import Refused
-from rheoscope.instruments.coherence import coherence
+from rheoscope.instruments.coherence import coherence, row_coefficients
 from rheoscope.instruments.entries import Entries
 from rheoscope.instruments.fields import Fields
 from rheoscope.instruments.fields_ensemble import Design, ensemble_readings
 from rheoscope.instruments.fields_layer import Layer
 from rheoscope.instruments.snapshots import AllSnapshots, LeadingSubspace
-from rheoscope.instruments.wavelets import Morlet, default_scales
+from rheoscope.instruments.wavelets import Morlet, centred_rows, default_scales
 from rheoscope.models.view import ModelView
 from tests.tiny import tiny
 
@@ -219,3 +219,16 @@ def test_a_budget_too_small_for_eight_directions_is_refused_with_the_one_that_wo
     with pytest.raises(Refused, match=r"0 MiB hold 0 directions .* set fields.budget_mib to at least 1"):
         Fields(view, corpus, Fields.Options(budget_mib=0))
     assert Fields(view, corpus, Fields.Options(budget_mib=1)).layers[0].rank >= 8
+
+
+def test_coefficients_of_rows_are_those_of_the_centred_row_at_the_first_lag_inside_the_cone():
+    X = ENTRIES.packed(noise())
+    X = X - X.mean(0)
+    W = row_coefficients(X, ENTRIES, np.array([20, 63]), [4.0, 16.0], omega0=6.0)
+    rows = centred_rows(ENTRIES.rows(X), ENTRIES.support)
+    exact = Morlet((4.0, 16.0), WINDOW).coefficients(rows[:, 63]).numpy()
+    for index, (scale, lag) in enumerate([(4.0, 6), (16.0, 23)]):
+        found = W[index, :, 1] * 2 / np.sqrt(2 * np.pi)
+        np.testing.assert_allclose(abs(found), abs(exact[:, index, lag]), rtol=1e-3, atol=1e-5 * scale)
+    assert np.isnan(W[1, :, 0]).all()
+    assert np.isfinite(W[0]).all()
