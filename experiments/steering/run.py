@@ -21,6 +21,7 @@ from rheoscope.instruments.steering import Steering
 from rheoscope.models.load import load
 from rheoscope.surgery.ablation import ablate
 from rheoscope.surgery.gates import Fit
+from rheoscope.theory.critical_readings import criticals
 
 
 def main() -> None:
@@ -51,6 +52,8 @@ def run_model(name: str, ref: str, config: dict, text: str, out: Path) -> None:
         if kind == "measure":
             settings = {"steering": Steering.Options(**options)}
             run = measure(view, windows, instruments=["steering", "loss"], options=settings, progress=show)
+        elif kind == "criticals":
+            run = criticals(view, windows, **options)
         else:
             options |= {"fit": Fit(**options.pop("fit"))} if "fit" in options else {}
             run = ablate(view, windows, memory=out / "passes.jsonl", progress=show, **options)

@@ -26,6 +26,7 @@ from .portraits import portrait
 NAME = "criticals"
 N_DIRECTIONS = 12  # random directions whose spectra are the null
 N_PORTRAITS = 3
+APART = 0.9  # largest |cos| of two directions that span a portrait
 
 
 def criticals(
@@ -112,10 +113,16 @@ def _dataset(rows: list[dict[str, Any]], found: Criticals, field: Field) -> xr.D
 
 
 def _portraits(u: Tensor, field: Field) -> dict[str, Any]:
-    """Slices through pairs of critical directions of the full field, each with the next one as its second axis."""
-    triples = [torch.stack([u[k], u[(k + 1) % len(u)], u[(k + 2) % len(u)]]) for k in range(len(u))]
-    triples = [triple for triple in triples if float((triple @ triple.mT - torch.eye(3).to(u)).abs().max()) < 0.95]
-    drawn = [portrait(field, *triple) for triple in triples[:N_PORTRAITS]] if len(u) >= 3 else []
+    """Slices through pairs of critical directions of the full field; the second axis leads to a third, or anywhere."""
+    others = torch.randn(u.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(u)
+    drawn = []
+    for first in range(len(u)):
+        near = (u @ u[first]).abs()
+        apart = [k for k in range(first + 1, len(u)) if near[k] < APART]
+        if apart and len(drawn) < N_PORTRAITS:
+            second = apart[0]
+            thirds = [k for k in apart[1:] if float((u[k] @ u[second]).abs()) < APART]
+            drawn.append(portrait(field, u[first], u[second], u[thirds[0]] if thirds else others[first]))
     if not drawn:
         return {}
     stacked = {name: torch.stack([slice_[name] for slice_ in drawn]).double().cpu().numpy() for name in drawn[0]}
