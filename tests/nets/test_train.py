@@ -108,6 +108,7 @@ def test_a_run_killed_at_any_point_goes_on_to_the_same_curve_and_weights_bit_for
         assert (out / name).read_bytes() == (trained.folder / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_killed_after_its_last_step_only_has_to_be_written(trained, text, tmp_path):
     out = tmp_path / "late"
     assert in_another_process(text, out, kill_at=24, dropout=0.1).returncode == -signal.SIGKILL
