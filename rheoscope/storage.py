@@ -28,7 +28,7 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     try:
         target = Path(path).resolve()
         _require_writable_target(target, overwrite)
-        part = target.with_name(f".rheoscope-{secrets.token_hex(8)}.part")
+        part = _part(target)
         part.touch(exist_ok=False)
         yield part
         _flush_to_disk(part)
@@ -46,8 +46,14 @@ def refuse_output(path: str | Path, *, overwrite: bool = False) -> None:
     """Raise RheoscopeError, before any work is done, where `replacing` would in the end."""
     target = Path(path).resolve()
     _require_writable_target(target, overwrite)
-    if not os.access(target.parent, os.W_OK):
-        raise RheoscopeError(f"{target} cannot be written: the folder {target.parent} is read-only; choose another.")
+    try:  # rights alone do not tell: a file system may be read-only, and the superuser has every right
+        part = _part(target)
+        part.touch(exist_ok=False)
+        part.unlink()
+    except OSError as error:
+        raise RheoscopeError(
+            f"{target} cannot be written: the folder {target.parent} takes no files ({_reason(error)}); choose another."
+        ) from error
 
 
 def write_tree(tree: xr.DataTree, path: str | Path, *, overwrite: bool = False) -> None:
@@ -93,6 +99,11 @@ def _require_writable_target(target: Path, overwrite: bool) -> None:
         raise RheoscopeError(f"{target} cannot be written: it is not an ordinary file.")
     if target.exists() and not overwrite:
         raise RheoscopeError(f"{target} exists already; choose another name, or say overwrite.")
+
+
+def _part(target: Path) -> Path:
+    """A name beside the target that nobody else has."""
+    return target.with_name(f".rheoscope-{secrets.token_hex(8)}.part")
 
 
 def _require_run_format(path: Path, attrs: dict) -> None:

@@ -10,6 +10,8 @@ from ..errors import RheoscopeError
 from .measure import measure, report
 from .models import check, models
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="rheoscope",
     help="Shows the flow inside a transformer and lets you act on it.",
@@ -32,10 +34,11 @@ def _app() -> None:
 def main() -> None:
     """Run the command line of this process."""
     try:
-        app()
+        app(prog_name=app.info.name)
     except RheoscopeError as error:
         print(f"rheoscope: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("rheoscope: interrupted; nothing was written", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # which typer makes of Ctrl-C
+            print("rheoscope: interrupted; no file was left half-written", file=sys.stderr)
+        raise

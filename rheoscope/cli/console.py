@@ -6,13 +6,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..instruments.engine import Progress as Report
-from ..tables import Reading
+if TYPE_CHECKING:  # torch is loaded by the commands that need it, not by --help
+    from ..instruments.engine import Progress as Report
+    from ..tables import Reading
 
 INTERVAL = 10.0  # seconds between lines where there is no terminal to draw on
 

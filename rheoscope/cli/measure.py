@@ -55,8 +55,7 @@ def measure(
     overwrite: Overwrite = False,
 ) -> None:
     """Measure a model on a text: one pass, all instruments, a run file and a summary."""
-    for path in (out_file, *([report_file] if report_file else [])):
-        refuse_output(path, overwrite=overwrite)
+    _refuse_outputs([path for path in (out_file, report_file) if path], tables, table_format, overwrite=overwrite)
     from ..corpus import read
     from ..instruments.measure import measure as measured
     from ..models.load import load
@@ -68,7 +67,7 @@ def measure(
     corpus = read(
         list(text),
         tokenizer=view.tokenizer,
-        window=window or min(WINDOW, view.context or WINDOW),
+        window=min(WINDOW, view.context or WINDOW) if window is None else window,
         n_windows=windows or None,
         windows_per_document=windows_per_document,
         split=split,
@@ -80,7 +79,7 @@ def measure(
     err.print(
         f"{model}: {view.n_layers} layers, {view.n_heads} heads ({view.n_kv_heads} of keys), "
         f"{view.n_parameters / 1e6:.1f} M parameters; {corpus.n_windows} windows of {corpus.window} tokens "
-        f"from {corpus.n_documents} documents",
+        f"from {corpus.n_documents} document{'' if corpus.n_documents == 1 else 's'}",
         markup=False,
         soft_wrap=True,
     )
@@ -97,6 +96,8 @@ def measure(
             command=["rheoscope", *sys.argv[1:]],
             progress=shown,
         )
+    for name, reason in run.provenance["config"]["left_out"].items():
+        err.print(f"without {name}: {reason}", markup=False, soft_wrap=True)
     out.print(summary_table(run.summary()))
     run.save(out_file, overwrite=overwrite)
     print(out_file)
@@ -115,9 +116,27 @@ def report(
     """Draw a run as one HTML page that opens from disk and loads nothing from a network."""
     from ..run import Run
 
+    run = Run.load(run_file)
     page = out_file or run_file.with_suffix(".html")
-    refuse_output(page, overwrite=overwrite)
-    print(Run.load(run_file).report(page, overwrite=overwrite))
+    if page.resolve() == run_file.resolve():
+        raise RheoscopeError(f"the page would replace the run {run_file}: name another file with --out")
+    print(run.report(page, overwrite=overwrite))
+
+
+def _refuse_outputs(files: list[Path], tables: Path | None, table_format: str, *, overwrite: bool) -> None:
+    """Raise RheoscopeError, before any work is done, where the outputs could not be written in the end."""
+    from ..run import FORMATS
+
+    for path in files:
+        refuse_output(path, overwrite=overwrite)
+    if len({path.resolve() for path in files}) < len(files):
+        raise RheoscopeError(f"the run and the report cannot both be written to {files[0]}: name two files")
+    if table_format not in FORMATS:
+        raise RheoscopeError(f"tables as {table_format!r} asked for; there are {', '.join(FORMATS)}")
+    if tables is not None and tables.exists() and not tables.is_dir():
+        raise RheoscopeError(f"tables cannot be written into {tables}: it is no folder")
+    if tables is not None:
+        refuse_output(tables / "provenance.json" if tables.is_dir() else tables, overwrite=overwrite)
 
 
 def instrument_options(choices: list[str]) -> dict[str, Any]:
