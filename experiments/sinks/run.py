@@ -67,7 +67,7 @@ class Experiment:
             self.judge(f"head {pair[0]}.{pair[1]} constant", constant_heads((pair,), self.means), on="sensitivity")
         for name, edit in self.by_sensitivity():
             self.judge(name, edit, on="evaluate")
-        for pair in self.heads:
+        for pair in self.diagonal(data):
             self.judge(f"head {pair[0]}.{pair[1]} mlp", IdentityHeads(heads=(pair,)), on="sensitivity")
 
     def readings(self) -> Run:
@@ -77,6 +77,12 @@ class Experiment:
             chosen = {"sinks": SinkReadings.Options(n_null=0)}
             measure(self.view, self.text("measure"), instruments=["loss", "sinks"], options=chosen).save(path)
         return Run.load(path)
+
+    def diagonal(self, run: Run) -> list[Pair]:
+        """Heads with some attention to the token itself, the most first: candidates for a map of each token."""
+        mass = run["sinks"].diagonal_mass.values
+        order = [divmod(int(place), self.view.n_heads) for place in np.argsort(-mass, axis=None, kind="stable")]
+        return [pair for pair in order if mass[pair] > self.config["least_diagonal"]]
 
     def mean_outputs(self) -> np.ndarray:
         """Mean z of every head over the tuning text."""

@@ -154,7 +154,7 @@ _SWITCHES = (
         "example_text",
         "tokens of the example",
         "A passage in which the head switches most often.",
-        "tokens as the tokenizer names them",
+        "tokens as text",
         dims=("example", "place"),
         bounds=_ANY,
     ),

@@ -16,6 +16,7 @@ from .patterns import SKIPPED
 N_EXAMPLES = 6  # heads shown with their text
 PASSAGE = 48  # tokens of each passage
 N_FLIPPING = 8  # tokens named on each side
+RARE = 0.05  # share of queries at rest, or not, below which a head is no example of a switch
 FEWEST = 2  # occurrences of a token before it says anything
 OFF = 0.9
 
@@ -54,13 +55,15 @@ class Switches:
     ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
         """Passages of the heads that switch most by token, and the tokens that turn them off and on."""
         tokenizer = self.view.tokenizer
-        order = [place for place in np.argsort(-np.nan_to_num(share, nan=-1.0), axis=None) if share.flat[place] > 0]
+        rest = off.transpose(1, 2, 0, 3)[:, :, counted].mean(-1)
+        both = (share > 0) & (rest > RARE) & (rest < 1 - RARE)
+        order = [place for place in np.argsort(-np.nan_to_num(share), axis=None) if both.flat[place]]
         if not order or tokenizer is None:
             return {}
         tokens = self.corpus.tokens[self.sampled]
         heads = [np.unravel_index(place, share.shape) for place in order[:N_EXAMPLES]]
         passages = [self._passage(off[:, layer, head], counted) for layer, head in heads]
-        names = np.array([tokenizer.convert_ids_to_tokens(tokens[w, s].tolist()) for w, s in passages], dtype=object)
+        names = np.array([[tokenizer.decode([token]) for token in tokens[w, s].tolist()] for w, s in passages])
         mass = np.stack(
             [self.mass[0, w, layer, head, s] for (layer, head), (w, s) in zip(heads, passages, strict=True)]
         )
@@ -69,7 +72,7 @@ class Switches:
         return {
             "example_layer": (("example",), np.array([layer for layer, _ in heads])),
             "example_head": (("example",), np.array([head for _, head in heads])),
-            "example_text": (("example", "place"), np.where(names == None, "", names).astype(str)),  # noqa: E711
+            "example_text": (("example", "place"), names),
             "example_mass": (("example", "place"), mass.astype(np.float64)),
             "example_off_tokens": (("example",), np.array([pair[0] for pair in named])),
             "example_on_tokens": (("example",), np.array([pair[1] for pair in named])),
