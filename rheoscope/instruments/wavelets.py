@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Complex, Float, Float64, Int64
+from jaxtyping import Bool, Complex, Complex128, Float, Float64, Int64
 from scipy import signal
 from scipy.fft import next_fast_len
 from torch import Tensor
@@ -96,8 +96,8 @@ class RowEnergies:
         self.morlet, self.support = morlet, support
         steps = [step(scale) for scale in morlet.scales]
         inside = ~morlet.outside_cone(support)
-        for index, every in enumerate(steps):
-            inside[:, index, np.arange(morlet.n_lags) % every > 0] = False
+        for index, (scale, every) in enumerate(zip(morlet.scales, steps, strict=True)):
+            inside[:, index, (np.arange(morlet.n_lags) - first_lag(scale)) % every > 0] = False
         self.count_by_lag = inside.sum(0)
         self.count_by_row = inside.sum(2).T
         self.groups = [
@@ -117,21 +117,26 @@ class RowEnergies:
         for number, window in enumerate(rows):
             for group in self.groups:
                 energy = group.energies(window)
-                by_lag[number, group.scales, :: group.step] = energy.sum(0).double().cpu().numpy()
+                by_lag[number, group.scales] = group.at_lags(energy.sum(0).double().cpu().numpy())
                 by_row[number, group.scales] = energy.sum(2).T.double().cpu().numpy()
         return by_lag, by_row
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Scales that are evaluated at the same lags, and the frequencies of each: `first` and so many more as lags."""
+    """Scales that are evaluated equally far apart, and the frequencies of each: `first` and so many more as lags.
+
+    The lags of a scale begin half a step inside its cone: as many before each as behind it stand for their energy.
+    """
 
     scales: list[int]
     step: int
     n_fft: int
     first: list[int]
-    gain: Float64[Tensor, "scale frequency"]
-    inside: Bool[Tensor, "row scale lag"]
+    gain: Complex128[Tensor, "scale frequency"]
+    lags: Int64[np.ndarray, "scale point"]
+    inside: Bool[Tensor, "row scale point"]
+    n_lags: int
 
     @classmethod
     def of(cls, morlet: Morlet, scales: list[int], every: int, inside: Bool[np.ndarray, "row scale lag"]) -> _Group:
@@ -140,19 +145,38 @@ class _Group:
         n_bins = min(n_fft // every, n_fft // 2 + 1)
         centre = np.round(morlet.omega0 / np.array(own.scales) * n_fft / (2 * math.pi)).astype(int)
         first = np.clip(centre - n_bins // 2, 0, n_fft // 2 + 1 - n_bins)
-        gain = own.gain(n_fft).gather(1, torch.from_numpy(first)[:, None] + torch.arange(n_bins))
-        return cls(scales, every, n_fft, first.tolist(), gain, torch.from_numpy(inside[:, scales, ::every]))
+        bins = torch.from_numpy(first)[:, None] + torch.arange(n_bins)
+        start = np.array([first_lag(scale) % every for scale in own.scales])[:, None]
+        shift = torch.exp(2j * math.pi / n_fft * bins * torch.from_numpy(start))
+        lags = start + np.arange(0, morlet.n_lags, every)
+        beyond = np.zeros((len(inside), len(scales), every), bool)
+        padded = np.concatenate([inside[:, scales], beyond], 2)
+        points = torch.from_numpy(np.take_along_axis(padded, lags[None], 2))
+        return cls(
+            scales, every, n_fft, first.tolist(), own.gain(n_fft).gather(1, bins) * shift, lags, points, morlet.n_lags
+        )
 
-    def energies(self, rows: Float[Tensor, "row lag"]) -> Float[Tensor, "row scale lag"]:
+    def at_lags(self, values: Float64[np.ndarray, "scale point"]) -> Float64[np.ndarray, "scale lag"]:
+        """Values of the group at their lags; 0 between them."""
+        out = np.zeros((len(values), self.lags.max() + self.step))
+        np.put_along_axis(out, self.lags, values, 1)
+        return out[:, : self.n_lags]
+
+    def energies(self, rows: Float[Tensor, "row lag"]) -> Float[Tensor, "row scale point"]:
         """|W|² inside the cone at the group's lags; 0 outside."""
         spectrum = torch.fft.rfft(rows, n=self.n_fft)
-        gain = self.gain.to(rows) / self.step
+        gain = self.gain.to(spectrum) / self.step
         passed = spectrum.new_empty(len(rows), *gain.shape)
         for index, first in enumerate(self.first):
             torch.mul(spectrum[:, first : first + gain.shape[1]], gain[index], out=passed[:, index])
         W = torch.fft.ifft(passed, n=self.n_fft // self.step)[..., : self.inside.shape[2]]
         parts = torch.view_as_real(W).square_()
         return (parts[..., 0] + parts[..., 1]).mul_(self.inside.to(rows.device))
+
+
+def first_lag(scale: float) -> int:
+    """The first lag that is evaluated: half a step inside the cone, which begins at √2 a."""
+    return math.ceil(math.sqrt(2) * scale) + step(scale) // 2
 
 
 def step(scale: float) -> int:

@@ -15,6 +15,7 @@ from rheoscope.instruments.wavelets import (
     centred_rows,
     default_scales,
     dominant_scales,
+    first_lag,
     least_window,
     step,
     strongest_scales,
@@ -125,7 +126,7 @@ def test_row_energies_are_the_sum_over_the_lags_evaluated_inside_the_cone_row_by
             for index, scale in enumerate(scales):
                 lag = np.arange(window)
                 inside = (lag >= math.sqrt(2) * scale) & (lag <= len(row) - 1 - math.sqrt(2) * scale)
-                inside &= lag % step(scale) == 0
+                inside &= (lag - first_lag(scale)) % step(scale) == 0
                 expected[s, index, query] = np.abs(W[index]) ** 2 * inside
     np.testing.assert_allclose(by_lag, expected.sum(2), rtol=1e-5, atol=1e-14)
     np.testing.assert_allclose(by_row, expected.sum(3), rtol=1e-5, atol=1e-14)
@@ -206,3 +207,20 @@ def test_a_peak_within_the_error_of_its_surroundings_is_none():
     null = np.full(20, 0.5)
     assert dominant_scales(bump, null, scales, relative_error=0.1)[0] == scales[9]
     assert np.isnan(dominant_scales(bump, null, scales, relative_error=0.2)).all()
+
+
+def test_fewer_lags_change_the_energy_of_scales_alike_and_hardly():
+    generator = torch.Generator().manual_seed(0)
+    lag = (torch.arange(256)[:, None] - torch.arange(256)).clamp(min=0)
+    scores = torch.randn(4, 256, 256, generator=generator) - 0.5 * torch.log1p(lag.float())
+    A = scores.masked_fill(torch.ones(256, 256).triu(1).bool(), -torch.inf).softmax(-1)
+    entries = Entries(256, causal=True, skip_rows=8, sink="separate")
+    morlet = Morlet((10.0, 20.0, 40.0, 64.0), 256)
+    energies = RowEnergies(morlet, entries.support)
+    rows = entries.rows(entries.packed(A))
+    fewer = energies(rows)[0].sum((0, 2)) / energies.count_by_lag.sum(1) / 4
+    inside = ~morlet.outside_cone(entries.support)
+    W = morlet.coefficients(centred_rows(rows, entries.support)).abs().square().numpy()
+    ratio = fewer / ((W * inside).sum((0, 1, 3)) / inside.sum((0, 2)) / 4)
+    assert (abs(ratio - 1) < 0.04).all()
+    assert np.ptp(ratio) < 0.03
