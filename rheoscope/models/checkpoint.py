@@ -60,9 +60,10 @@ def first_line(error: BaseException) -> str:
 
 
 def model_class(ref: str, config: PreTrainedConfig, *, trust_remote_code: bool) -> Any:
-    """The class the checkpoint names, so that a head is neither lost nor invented; the causal one where it names none.
+    """The class the checkpoint names, so that a head is neither lost nor invented.
 
-    Raises RheoscopeError for a class that transformers does not know: a neighbour would compute something else.
+    Where it names none: the causal one, or the bare one for encoders. Raises RheoscopeError for a class that
+    transformers does not know: a neighbour would compute something else.
     """
     own = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     auto_map = getattr(config, "auto_map", None) or {}
@@ -82,7 +83,8 @@ def model_class(ref: str, config: PreTrainedConfig, *, trust_remote_code: bool) 
                 "belong together: correct config.json"
             )
         return found
-    return AutoModel if own is None else AutoModelForCausalLM
+    encoder = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    return AutoModel if own is None or encoder else AutoModelForCausalLM
 
 
 def refuse_pickled(folder: Path) -> None:

@@ -142,6 +142,8 @@ def _model(place: _Place, settings: dict[str, Any], *, trust_remote_code: bool) 
     if place.folder:
         refuse_pickled(place.folder)
     found = model_class(ref, config, trust_remote_code=trust_remote_code)
+    if settings["dtype"] == torch.float64:
+        config._experts_implementation = "eager"  # grouped matrix products take no float64
     with explained(f"the weights of {ref}", "correct config.json, or fetch or save the checkpoint again"):
         model, info = found.from_pretrained(
             place.where,

@@ -1,0 +1,307 @@
+"""What is wrong with a model is said in one sentence that tells what to do; nothing that does not fit is let by."""
+
+import json
+import os
+import pickle
+import shutil
+import socket
+
+import pytest
+import torch
+import transformers
+from huggingface_hub import constants
+
+from rheoscope.errors import Refused, RheoscopeError
+from rheoscope.models import load as load_module
+from rheoscope.models.checkpoint import LONGEST
+from rheoscope.models.load import load
+from tests.models.checkpoints import GONE, saved, with_config, with_tensors
+from tests.tiny import ALL, REFUSED, VARIANTS, tiny
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A whole checkpoint of a tiny llama, for the test to break."""
+    return saved("llama", tmp_path / "model")
+
+
+def refusal(ref, **options):
+    """What `load` says: one sentence of one line that names the model and ends with what to do."""
+    with pytest.raises(RheoscopeError) as raised:
+        load(ref, **options)
+    said = str(raised.value)
+    assert "\n" not in said
+    assert not said.endswith(".")
+    assert ": " in said  # what is the case: what to do
+    assert len(said) < LONGEST + 300
+    return said
+
+
+@pytest.mark.parametrize("text", ["{", "", "[", "{'model_type': 'llama'}", "\0", '{"model_type": "llama"'])
+def test_a_configuration_that_is_no_json(folder, text):
+    (folder / "config.json").write_text(text)
+    assert "config.json is no JSON" in refusal(folder)
+    assert refusal(folder).endswith("fetch or save the model again")
+
+
+def test_a_configuration_that_is_no_text(folder):
+    (folder / "config.json").write_bytes(b"\xff\xfe{}")
+    assert "config.json is no JSON ('utf-8' codec can't decode" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "value", [[], "llama", 3, None, {}, {"architectures": ["LlamaForCausalLM"]}, {"model_type": 3}]
+)
+def test_a_configuration_that_names_no_model_type(folder, value):
+    (folder / "config.json").write_text(json.dumps(value))
+    assert refusal(folder).endswith("names no model_type: give the folder of a transformers checkpoint")
+
+
+def test_a_model_type_that_transformers_does_not_know(folder):
+    said = refusal(with_config(folder, model_type="foozle"))
+    assert "model type `foozle`" in said
+    assert "install a newer transformers" in said
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"num_hidden_layers": "three"},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": None},
+        {"hidden_act": "nothing"},
+        {"rope_parameters": {"rope_type": "nothing"}},
+        {"vocab_size": -1},
+    ],
+)
+def test_a_configuration_whose_values_make_no_model(folder, entries):
+    said = refusal(with_config(folder, **entries))
+    assert "cannot be read" in said or "of shape" in said
+    assert "correct config.json" in said
+
+
+@pytest.mark.parametrize(
+    ("architecture", "part"),
+    [
+        ("FooForCausalLM", "names the architecture 'FooForCausalLM', which transformers"),
+        ("pipeline", "names the architecture 'pipeline', which transformers"),
+        ("__version__", "names the architecture '__version__', which transformers"),
+        ("GPT2LMHeadModel", "has the model type 'llama' and names the architecture 'GPT2LMHeadModel'"),
+        ("LlamaModel", "has lm_head.weight, for which LlamaModel with its config.json has no place"),
+        ("LlamaForSequenceClassification", "lacks 1 weights of LlamaForSequenceClassification, the first score.weight"),
+    ],
+)
+def test_an_architecture_that_is_not_the_checkpoints(folder, architecture, part):
+    assert part in refusal(with_config(folder, architectures=[architecture]))
+
+
+@pytest.mark.parametrize(
+    ("entries", "part"),
+    [
+        ({"num_hidden_layers": 2}, "has model.layers.2.input_layernorm.weight, for which LlamaForCausalLM"),
+        (
+            {"num_hidden_layers": 4},
+            "lacks 9 weights of LlamaForCausalLM, the first model.layers.3.input_layernorm",
+        ),
+        (
+            {"attention_bias": True},
+            "lacks 12 weights of LlamaForCausalLM, the first model.layers.0.self_attn.k",
+        ),
+        (
+            {"intermediate_size": 39},
+            "has model.layers.0.mlp.down_proj.weight of shape (42, 37) where its config",
+        ),
+        ({"vocab_size": 64}, "has lm_head.weight of shape (61, 42) where its config.json makes it (64, 42)"),
+    ],
+)
+def test_weights_that_do_not_fit_the_configuration(folder, entries, part):
+    assert part in refusal(with_config(folder, **entries))
+
+
+def test_a_weight_that_is_missing_is_named_and_not_made_up(folder):
+    with_tensors(folder, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
+    said = refusal(folder)
+    assert (
+        "lacks 1 weights of LlamaForCausalLM, the first model.layers.1.mlp.up_proj.weight: save it again whole" in said
+    )
+
+
+def test_an_expert_that_is_missing_is_not_made_up(tmp_path):
+    saved("mixtral", tmp_path)
+    with_tensors(tmp_path, lambda t: t.pop(next(key for key in t if "experts" in key)))
+    assert "cannot be read" in refusal(tmp_path) or "lacks" in refusal(tmp_path)
+
+
+def test_a_bias_that_the_configuration_does_not_know_of_is_not_dropped(folder):
+    with_tensors(folder, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(60)}))
+    assert "has model.layers.0.self_attn.q_proj.bias, for which LlamaForCausalLM" in refusal(folder)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_none_are_named(folder, bad):
+    with_tensors(folder, lambda t: t["model.layers.1.mlp.up_proj.weight"][3].fill_(bad))
+    said = refusal(folder)
+    assert "has NaN or infinite numbers in model.layers.1.mlp.up_proj.weight" in said
+    assert said.endswith("fetch or save it again")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 300, 20_000, -1])
+def test_a_file_of_weights_that_is_cut_off(folder, keep):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    said = refusal(folder)
+    assert f"the weights of {folder} cannot be read (" in said
+    assert said.endswith("fetch or save the checkpoint again")
+
+
+def test_a_file_of_weights_that_is_something_else(folder):
+    (folder / "model.safetensors").write_bytes(b"<html>not found</html>" * 100)
+    assert "cannot be read (Error while deserializing header" in refusal(folder)
+
+
+def test_a_shard_that_is_missing(tmp_path):
+    saved("llama", tmp_path, max_shard_size="20KB")
+    next(tmp_path.glob("model-00002*")).unlink()
+    assert "model-00002" in refusal(tmp_path)
+
+
+def test_an_index_of_shards_that_is_no_json(tmp_path):
+    saved("llama", tmp_path, max_shard_size="20KB")
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    assert "the weights of" in refusal(tmp_path)
+
+
+class Bomb:
+    """Something that acts when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, (os.environ["BOMB"],)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pkl"])
+def test_pickled_weights_are_refused_and_not_read(folder, name, tmp_path, monkeypatch):
+    monkeypatch.setenv("BOMB", str(tmp_path / "crater"))
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(pickle.dumps(Bomb()))
+    assert f"holds pickled weights only ({name}), which are never read" in refusal(folder)
+    assert not (tmp_path / "crater").exists()
+
+
+def test_a_folder_with_no_weights(folder):
+    (folder / "model.safetensors").unlink()
+    assert refusal(folder).endswith("holds no safetensors: give the folder of a whole checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", '{"version": "1.0", "model": {"type": "nothing"}, "added_tokens": []}'),
+        ("tokenizer.json", None),
+        ("tokenizer_config.json", "{"),
+    ],
+)
+def test_a_tokenizer_that_is_broken(folder, file, text):
+    (folder / file).unlink() if text is None else (folder / file).write_text(text)
+    said = refusal(folder)
+    assert f"the tokenizer of {folder} cannot be read (" in said
+    assert said.endswith("fetch or save its files again")
+
+
+@pytest.mark.parametrize(
+    ("ref", "part"),
+    [
+        ("models/llama/v2/7b", "there is no such folder, and it is no hub name"),
+        ("./llama", "there is no such folder"),
+        ("/nowhere/llama", "there is no such folder"),
+        ("~nobody/llama", "there is no such folder"),
+        ("org/na me", "there is no such folder"),
+        ("a\0b", "there is no such folder"),
+        ("x" * 5000, "the name is too long"),
+        ("nowhere.gguf", "no GGUF file at nowhere.gguf"),
+        ("builtin:nothing", "no built-in model is called 'nothing'"),
+        ("builtin:", "no built-in model is called ''"),
+    ],
+)
+def test_a_place_where_there_is_nothing(ref, part):
+    assert part in refusal(ref)
+
+
+def test_a_folder_without_a_configuration_and_a_file_that_is_no_model(folder, tmp_path):
+    assert refusal(tmp_path).endswith("has no config.json: give the folder of a transformers checkpoint")
+    assert "is a file but no .gguf: give a model folder" in refusal(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("ref", ["org/name", "gpt2", "org/name@v1"])
+def test_a_hub_that_cannot_be_reached(ref, monkeypatch, tmp_path):
+    def refuse(*_args, **_options):
+        raise OSError("no network")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    said = refusal(ref)
+    assert said.startswith(f"the configuration of {ref} cannot be read: the hub cannot be reached")
+    assert said.endswith("give a local folder, or go online")
+
+
+def test_a_name_that_the_hub_does_not_have(monkeypatch):
+    def unknown(*_args, **_options):
+        raise OSError("org/name is not a valid model identifier.\nIf this is a private repository, log in.")
+
+    monkeypatch.setattr(load_module, "_hub_reachable", lambda: True)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unknown)
+    said = refusal("org/name")
+    assert (
+        "(org/name is not a valid model identifier): check the name, log in to the hub if the model is private" in said
+    )
+
+
+def test_a_folder_whose_name_speaks_of_connections_is_not_taken_for_the_hub(tmp_path):
+    folder = saved("llama", tmp_path / "connect-offline")
+    (folder / "tokenizer.json").write_text("{")
+    assert "hub" not in refusal(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float3", "fp16", "", "int8"])
+def test_a_dtype_that_is_none(folder, dtype):
+    assert refusal(folder, dtype=dtype).endswith("give auto, float64, float32, bfloat16, float16")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta", "", "cpu:x"])
+def test_a_device_that_is_none(folder, device):
+    assert refusal(folder, device=device).endswith("give cpu, cuda, mps or auto")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_that_is_not_handled_is_refused_before_any_weight_is_read(name, tmp_path):
+    variant = ALL[name]
+    getattr(transformers, variant.config)(**variant.kwargs).save_pretrained(tmp_path)
+    with pytest.raises(Refused, match=r"use a family of docs/families\.md"):
+        load(tmp_path)
+
+
+def test_a_model_of_pictures_is_refused(tmp_path):
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=32)).save_pretrained(tmp_path)
+    assert "reads models of text only" in refusal(tmp_path)
+
+
+def test_a_checkpoint_that_needs_a_package_names_it(folder):
+    entries = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    assert "the weights of" in refusal(with_config(folder, **entries))
+
+
+def test_nothing_is_refused_that_is_whole(folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    assert load(with_config(copy, architectures=GONE)).n_parameters == tiny("llama").num_parameters()
+    assert VARIANTS["llama"].kwargs["num_hidden_layers"] == load(folder).n_layers
