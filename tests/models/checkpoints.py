@@ -5,12 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from rheoscope.errors import RheoscopeError
+from rheoscope.models.checkpoint import LONGEST
+from rheoscope.models.load import load
 from tests.tiny import VOCAB, tiny
 
 GONE: Any = object()  # as a value: take the entry out of config.json
@@ -47,3 +51,15 @@ def with_tensors(folder: Path, change: Callable[[dict[str, Tensor]], object]) ->
     change(tensors)
     save_file(tensors, path, metadata={"format": "pt"})
     return folder
+
+
+def refusal(ref: str | Path, **options: Any) -> str:
+    """What `load` says: one sentence of one line that names the model and ends with what to do."""
+    with pytest.raises(RheoscopeError) as raised:
+        load(ref, **options)
+    said = str(raised.value)
+    assert "\n" not in said
+    assert not said.endswith(".")
+    assert ": " in said  # what is the case: what to do
+    assert len(said) < LONGEST + 300
+    return said

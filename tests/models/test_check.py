@@ -30,6 +30,12 @@ PAST = "a changed token leaves the past bit-equal"
 TAPPED = "tapped outputs = untapped outputs"
 PADDING = "batching and padding change nothing"
 
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "partial_rotary_factor": 0.4}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16} | {
+    "short_factor": [1.1] * 5,
+    "long_factor": [2.3] * 5,
+}
+
 
 def viewed(model):
     with Float64Throughout():
@@ -54,6 +60,27 @@ def test_everything_holds_on_every_family(name):
             assert finding.status == "holds", finding
             assert finding.error <= finding.floor < 1e-12
             assert finding.dtype == "float64"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}}),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 3.0}}),
+        ("llama", {"rope_parameters": LONGROPE, "max_position_embeddings": 64}),
+        ("gpt_neox", {"rope_parameters": YARN, "max_position_embeddings": 32}),
+        ("gpt_neox", {"attention_bias": False}),
+        ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}),
+        ("olmo2", {"attention_bias": True}),
+        ("stablelm", {"use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True}),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": ["sliding_attention"] * 3}),
+        ("mistral", {"sliding_window": 1}),
+        ("gpt2", {"add_cross_attention": True}),
+        ("llama", {"num_hidden_layers": 1}),
+    ],
+)
+def test_everything_holds_in_settings_that_no_tiny_model_has(name, settings):
+    assert set(statuses(viewed(tiny(name, **settings))).values()) == {"holds"}
 
 
 def test_the_identities_are_those_that_are_promised():
