@@ -56,6 +56,8 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RheoscopeError(f"{name} {value} asked for; it must be at least 1")
+        if "-" in self.text:
+            raise RheoscopeError("text from standard input was asked for; a resumed run reads it again: give a file")
         if self.save_every % self.log_every:
             raise RheoscopeError(
                 f"save_every {self.save_every} is not a multiple of log_every {self.log_every}: the loss curve of a "
@@ -82,6 +84,9 @@ class Recipe:
             "n_heads": shape.n_heads,
         }
         changes = {name: value for name, value in wanted.items() if getattr(self, name) is None}
+        steps = self.steps or shape.steps
+        if steps < self.log_every:
+            changes |= {"log_every": steps, "save_every": steps}
         if self.precision == "auto":
             changes["precision"] = "bf16" if has_bf16() else "float32"
         return dataclasses.replace(self, **changes)

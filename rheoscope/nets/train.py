@@ -49,7 +49,10 @@ PROBE_WINDOWS = 8  # held-out windows that a probe is given
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run: where it lies, the loss (nats per token) at its last log and on the held-out windows."""
+    """A finished run: where it lies, the loss (nats per token) at its last log and on the held-out windows.
+
+    `seconds` counts from its last start.
+    """
 
     folder: Path
     loss: float

@@ -1,7 +1,12 @@
 """The decoder as a transformers model, for every kind of attention."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -14,6 +19,7 @@ from rheoscope.nets.kinds import ATTENTION
 
 from .models import VOCABULARY, WINDOW, tiny, tokens
 
+ROOT = Path(__file__).parents[2]
 SOFTMAX_KINDS = [kind for kind in KINDS if kind not in LINEAR_KINDS]
 CAUSAL_KINDS = [kind for kind in KINDS if kind != "ega_published"]
 
@@ -177,6 +183,30 @@ def test_a_saved_model_comes_back_with_the_same_logits(kind, tmp_path):
     config = AutoConfig.from_pretrained(tmp_path)
     assert (config.attention, config.head_dims) == ([kind, "softmax", kind], [2, 4, 6])
     assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
+
+
+def in_a_new_process(folder, *imports):
+    """Logits of the model in that folder, computed by a fresh interpreter; its error output if it fails."""
+    code = f"""
+import torch
+{"; ".join(imports)}
+from transformers import AutoModelForCausalLM
+from safetensors.torch import save_file
+model = AutoModelForCausalLM.from_pretrained({str(folder)!r}).eval()
+text = torch.randint(0, {VOCABULARY}, (3, 29), generator=torch.Generator().manual_seed(1))
+save_file({{"logits": model(text).logits.detach().contiguous()}}, {str(folder / "logits")!r})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    return load_file(folder / "logits")["logits"] if done.returncode == 0 else done.stderr
+
+
+def test_a_new_process_gets_the_same_logits_and_one_without_rheoscope_fails_loudly(tmp_path):
+    model = tiny(["sd", "ega", "elu"], dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(in_a_new_process(tmp_path, "import rheoscope.nets"), model(tokens()).logits)
+    assert "rheoscope_decoder" in in_a_new_process(tmp_path)
 
 
 def test_residual_projections_start_smaller_by_the_root_of_twice_the_layers():

@@ -43,7 +43,8 @@ def patched(self, *args, **kwargs):
     self.add_callback(Kill())
 trainer.NetTrainer.__init__ = patched
 from rheoscope.nets.ranks import training_ranks
-short("sd", {str(text)!r}, {str(out)!r}, probe=training_ranks, probe_every=5, **{changes!r})
+probe = None if {changes!r}.get("trainer_options") else training_ranks  # a sharded model has no whole layers to read
+short("sd", {str(text)!r}, {str(out)!r}, probe=probe, probe_every=5, **{changes!r})
 """
     script = out.parent / f"{out.name}.py"
     script.write_text(code)
@@ -131,12 +132,19 @@ def test_the_seed_decides_the_numbers(text, tmp_path):
     assert one.loss != other.loss
 
 
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2")
+ACCELERATE = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes=2")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [("-m", "torch.distributed.run"), ("-m", "accelerate.commands.launch", "--cpu")])
-def test_two_processes_give_the_loss_of_one_at_equal_global_batch(text, tmp_path, launcher):
+@pytest.mark.parametrize(
+    ("launcher", "options"),
+    [(TORCHRUN, {}), (ACCELERATE, {}), (TORCHRUN, {"fsdp": True})],
+    ids=["torchrun", "accelerate", "sharded"],
+)
+def test_two_processes_give_the_loss_of_one_at_equal_global_batch(text, tmp_path, launcher, options):
     alone = short("sd", text, tmp_path / "one")
-    count = "--nproc_per_node=2" if "torch" in launcher[1] else "--num_processes=2"
-    done = in_another_process(text, tmp_path / "two", launcher=(*launcher, count))
+    done = in_another_process(text, tmp_path / "two", launcher=launcher, trainer_options=options)
     assert done.returncode == 0, done.stderr
     one, two = (curve.set_index("step") for curve in (alone.curve, read_curve(tmp_path / "two")))
     for name in ("loss", "held_out_loss"):
@@ -192,6 +200,16 @@ def test_a_recipe_that_does_not_fit_is_refused_before_a_folder_is_made(text, tmp
     with pytest.raises(RheoscopeError, match=message):
         short("sd", text, tmp_path / "new", **changes)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_of_fewer_steps_than_a_log_interval_is_logged_at_its_end(text, tmp_path):
+    run = short("softmax", text, tmp_path / "run", steps=3, log_every=10, save_every=20)
+    assert run.curve.dropna(subset="loss").step.tolist() == [3]
+
+
+def test_text_from_standard_input_is_refused(tmp_path):
+    with pytest.raises(RheoscopeError, match="standard input"):
+        short("softmax", "-", tmp_path / "new")
 
 
 def test_an_unknown_kind_or_tokenizer_is_refused_before_a_folder_is_made(text, tmp_path):
