@@ -15,7 +15,6 @@ from torch import Tensor
 from rheoscope.corpus.tokens import Framing, TokenText
 from rheoscope.errors import RheoscopeError
 
-
 FEWEST_DOCUMENTS = 8  # for a standard error over documents; with fewer, errors are taken over windows
 
 
