@@ -29,8 +29,8 @@ def seconds(call):
     return time.perf_counter() - start
 
 
-def training_step(kind, vocabulary, n_heads):
-    """A function that takes one step, and what it steps."""
+def training_step(kind, vocabulary, n_heads, *, bf16=False):
+    """A function that takes one step."""
     torch.manual_seed(0)
     model = RheoscopeForCausalLM(preset_config("18M", kind, vocab_size=vocabulary, num_attention_heads=n_heads)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -38,23 +38,23 @@ def training_step(kind, vocabulary, n_heads):
 
     def step():
         optimizer.zero_grad()
-        model(input_ids=tokens, labels=tokens).loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
         optimizer.step()
 
     return step
 
 
-def step_ratio(vocabulary, n_heads, repeats):
-    """Least S-D step over least softmax step, and both in seconds."""
-    steps = {kind: training_step(kind, vocabulary, n_heads) for kind in ("softmax", "sd")}
-    times = {kind: [] for kind in steps}
+def least_times(steps, repeats):
+    """Least seconds of each step, taken in turn."""
+    times = {name: [] for name in steps}
     for turn in range(repeats + 1):
-        for kind, step in steps.items():
+        for name, step in steps.items():
             taken = seconds(step)
             if turn:  # the first turn allocates
-                times[kind].append(taken)
-    softmax, sd = (min(times[kind]) for kind in ("softmax", "sd"))
-    return sd / softmax, softmax, sd
+                times[name].append(taken)
+    return {name: min(taken) for name, taken in times.items()}
 
 
 def linear_pass(length):
@@ -104,12 +104,14 @@ def main():
     memory = {length: peak_memory(length) for length in (4096, 8192)}
     print(f"linear attention, memory at N 8192 / 4096: {memory[8192] / memory[4096]:.2f} ({memory[8192]:.0f} MiB)")
     for vocabulary, n_heads in ((50257, 4), (257, 4), (257, 8)):
-        repeats = options.repeats if vocabulary > 257 else 3 * options.repeats
-        ratio, softmax, sd = step_ratio(vocabulary, n_heads, repeats)
+        steps = {kind: training_step(kind, vocabulary, n_heads) for kind in ("softmax", "sd")}
+        least = least_times(steps, options.repeats if vocabulary > 257 else 3 * options.repeats)
         print(
             f"S-D step / softmax step, d 256, 6 layers, {n_heads} heads, L {LENGTH}, vocabulary {vocabulary}: "
-            f"{ratio:.3f} ({sd:.3f} s / {softmax:.3f} s; target 1.25)"
+            f"{least['sd'] / least['softmax']:.3f} ({least['sd']:.3f} s / {least['softmax']:.3f} s; target 1.25)"
         )
+    least = least_times({bf16: training_step("sd", 257, 4, bf16=bf16) for bf16 in (False, True)}, options.repeats)
+    print(f"float32 step / bf16 step, S-D, vocabulary 257: {least[False] / least[True]:.2f}")
     linear_pass(8192)
     times = {length: min(linear_pass(length) for _ in range(5 * options.repeats)) for length in (4096, 8192)}
     print(f"linear attention, time at N 8192 / 4096: {times[8192] / times[4096]:.2f} (target 2.2)")

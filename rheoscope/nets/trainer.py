@@ -55,11 +55,16 @@ class NetTrainer(Trainer):
         total = 0.0
         for part in tokens.split(self.args.per_device_eval_batch_size):
             batch = part.to(self.args.device)
-            total += model(input_ids=batch, labels=batch).loss.item() * len(part)
+            total += model(input_ids=batch, labels=batch, use_cache=False).loss.item() * len(part)
         model.train()
         metrics = {"eval_loss": total / len(tokens)}
         self.log(metrics)
         return metrics
+
+    def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
+        """Matrices alone decay: not norms and biases, and neither slopes, thresholds nor frequencies."""
+        decayed = super().get_decay_parameter_names(model)
+        return [name for name in decayed if model.get_parameter(name).ndim > 1]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         for name in ("loss", "grad_norm"):

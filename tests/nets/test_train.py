@@ -11,12 +11,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from rheoscope.errors import RheoscopeError
 from rheoscope.nets.folder import last_checkpoint
 from rheoscope.nets.train import train
-from rheoscope.nets.trainer import read_curve
+from rheoscope.nets.trainer import NetTrainer, read_curve
 
 from .conftest import TEXT, short
 
@@ -207,6 +207,21 @@ def test_a_run_of_fewer_steps_than_a_log_interval_is_logged_at_its_end(text, tmp
     assert run.curve.dropna(subset="loss").step.tolist() == [3]
 
 
+def test_only_matrices_decay(text, tmp_path):
+    taken = {}
+
+    def note(model, _windows):
+        taken["model"] = model
+        return {}
+
+    short(["ega", "sd", "lag_conv", "elu"], text, tmp_path / "run", steps=2, positions="morlet", probe=note)
+    trainer = NetTrainer(taken["model"], TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
+    decayed = set(trainer.get_decay_parameter_names(taken["model"]))
+    parameters = dict(taken["model"].named_parameters(remove_duplicate=False))
+    assert decayed == {name for name, parameter in parameters.items() if parameter.ndim > 1}
+    assert not any("gate_" in name or "frequency" in name or "norm" in name for name in decayed)
+
+
 def test_text_from_standard_input_is_refused(tmp_path):
     with pytest.raises(RheoscopeError, match="standard input"):
         short("softmax", "-", tmp_path / "new")
@@ -239,7 +254,7 @@ def test_byte_pairs_are_learned_from_the_text(text, tmp_path):
 
 
 def test_bf16_gives_the_loss_of_float32_within_half_a_percent(text, tmp_path):
-    for kind in ("sd", "elu", "ega"):
+    for kind in ("sd", "elu"):
         full = short(kind, text, tmp_path / f"{kind}32")
         half = short(kind, text, tmp_path / f"{kind}16", precision="bf16")
         assert half.loss == pytest.approx(full.loss, rel=5e-3)
