@@ -24,6 +24,7 @@ from ..linalg import (
     split_factors,
 )
 from ..models.view import ModelView
+from .spectra import void_share, without_rounding
 
 PARTS = {
     "routing": routing_singular_values,
@@ -57,8 +58,9 @@ def kernel_readings(
         W_Q, W_K = view.weights.kernel(layer)
         T = kernel_factors(W_Q, W_K)
         readings = {"kernel_routing_share": routing_share(T)}
+        whole, void = score_singular_values(T), void_share(W_Q.dtype)
         for part, spectrum in PARTS.items():
-            ranks = effective_ranks(spectrum(T))._asdict()
+            ranks = effective_ranks(without_rounding(spectrum(T), whole, void=void))._asdict()
             readings |= {f"kernel_{part}_{name}": value for name, value in ranks.items()}
         routing, score = _energies_by_lag(T, _turns(view, layer, mass.shape[-1] // 2))
         at_lags = routing / score

@@ -26,9 +26,10 @@ def pair_energies(
 ) -> tuple[Float64[Tensor, "*batch lag"], Float64[Tensor, "*batch lag"]]:
     """Σ S² and Σ M² over all pairs of positions that lie `lag` apart, either way round, for M = Q K^T.
 
-    Only these diagonals of M are formed.
+    Only these diagonals of M are formed, half precision raised to float32.
     """
     n = Q.shape[-2]
+    Q, K = (X.to(torch.promote_types(X.dtype, torch.float32)) for X in (Q, K))
     routing, score = [], []
     for lag in lags.tolist():
         later = torch.einsum("...nd,...nd->...n", Q[..., lag:, :], K[..., : n - lag, :])

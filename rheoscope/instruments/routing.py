@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..corpus import Batch, Corpus
 from ..errors import Refused, RheoscopeError
-from ..linalg import score_energies
+from ..linalg import ScoreEnergies, score_energies
 from ..models.attention import Attention
 from ..models.untrained import untrained
 from ..models.view import ModelView
@@ -24,13 +24,9 @@ from ..stats import Estimate, RatioOfSums, ratio_of_sums
 from .instrument import Instrument, LayerSites, Pass
 from .kernel import kernel_readings
 from .lags import lag_grid, pair_energies, signed_lag_sums
-from .spectra import gaussian_readings, head_spectra
+from .spectra import gaussian_readings, head_spectra, void_share
 
-SHARES = {
-    "routing_share": ("routing", "score"),
-    "diagonal_share": ("diagonal", "score"),
-    "gauge_share": ("gauge", "routing"),
-}
+SHARES = ("routing_share", "diagonal_share", "gauge_share")
 
 
 class Routing(Instrument):
@@ -76,8 +72,7 @@ class Routing(Instrument):
         energies = score_energies(attention.q, attention.k, scale=attention.scale, valid=valid[:, None])
         windows = batch.windows.numpy()
         units = self.corpus.units[windows]
-        for name, (part, whole) in SHARES.items():
-            numerator, denominator = (getattr(energies, e).cpu().numpy() for e in (part, whole))
+        for name, (numerator, denominator) in share_sums(energies, attention.q.dtype).items():
             self.shares[name][layer].update(units, numerator, denominator)
         rows = np.flatnonzero(np.isin(windows, self.spectra_windows))
         if len(rows):
@@ -104,7 +99,7 @@ class Routing(Instrument):
         routing, score = pair_energies(q, k, self.lags)
         self.share_by_lag[layer].update(units, routing.sum(1), score.sum(1))
         probs = attention.probs * valid[:, None, :, None]
-        mass = signed_lag_sums(probs, causal=attention.causal).sum(0, dtype=torch.float64)
+        mass = signed_lag_sums(probs, causal=self.view.causal).sum(0, dtype=torch.float64)
         self.mass_by_lag[layer] += mass.cpu().numpy()
 
     def finalize(self) -> xr.Dataset:
@@ -130,7 +125,7 @@ class Routing(Instrument):
             data[f"{name}_se"] = dims, np.stack([estimate.se for estimate in layers]), n
         medians = np.array([median(layer) for layer in self.sampled["routing_k90"].swapaxes(0, 1)])
         data["routing_k90_median"] = ("layer",), medians
-        data["minimal_rank_share"] = (), np.mean(medians == 2)
+        data["minimal_rank_share"] = (), minimal_share(medians)
         data["capacity"] = ("layer",), np.full(self.view.n_layers, min(2 * self.view.d_head, self.corpus.window))
         data["eigenvalues_re"] = ("layer", "head", "component"), self.eigenvalues.real
         data["eigenvalues_im"] = ("layer", "head", "component"), self.eigenvalues.imag
@@ -171,6 +166,17 @@ def _beside(data: xr.Dataset, chance: xr.Dataset) -> xr.Dataset:
     return data.assign(nulls | errors)
 
 
+def share_sums(energies: ScoreEnergies, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
+    """Numerator and denominator of every share; both 0 for the gauge share of a routing part that is only rounding."""
+    precision = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    certain = energies.routing > max(16 * precision, void_share(dtype)) * energies.score
+    return {
+        "routing_share": (energies.routing, energies.score),
+        "diagonal_share": (energies.diagonal, energies.score),
+        "gauge_share": (torch.minimum(energies.gauge, energies.routing) * certain, energies.routing * certain),
+    }
+
+
 def mean_over_units(samples: np.ndarray, units: np.ndarray) -> Estimate:
     """Mean of one sampled reading over windows, with its error over the units they belong to; NaN readings left out."""
     totals, counts = (np.zeros((units.max() + 1, *samples.shape[1:])) for _ in range(2))
@@ -183,6 +189,12 @@ def median(samples: np.ndarray) -> float:
     """Median of the samples that are defined; NaN where none is."""
     defined = samples[~np.isnan(samples)]
     return float(np.median(defined)) if defined.size else float("nan")
+
+
+def minimal_share(medians: np.ndarray) -> float:
+    """Fraction of layers whose median rank is 2, of those that have one; NaN where none has."""
+    defined = medians[~np.isnan(medians)]
+    return float(np.mean(defined == 2)) if defined.size else float("nan")
 
 
 def spread(n_windows: int, n_sampled: int) -> np.ndarray:

@@ -27,6 +27,10 @@ from ..linalg import (
 
 DRAWS = 32
 
+# A part with less than this share of the energy of the whole is rounding: of the factor T at its worst. Numbers in a
+# lower precision than float64 raise it to the square of their rounding.
+VOID = 1e-18
+
 
 @torch.no_grad()
 def head_spectra(
@@ -50,7 +54,7 @@ def head_spectra(
     def read(chunk: tuple[Tensor, Tensor, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         T = score_factors(chunk[0], chunk[1], scale=scale, valid=chunk[2])
         eigenvalues = score_eigenvalues(T)
-        return spectral_readings(T, eigenvalues), eigenvalues
+        return spectral_readings(T, eigenvalues, void=void_share(Q.dtype)), eigenvalues
 
     with ThreadPoolExecutor(workers) as pool:
         readings, eigenvalues = zip(*pool.map(read, chunks), strict=True)
@@ -58,17 +62,23 @@ def head_spectra(
     return joined, torch.cat(eigenvalues).unflatten(0, (batch, heads))
 
 
-def spectral_readings(T: Float[Tensor, "*batch row column"], eigenvalues: Tensor) -> dict[str, Float[Tensor, "*batch"]]:
-    """Effective ranks of every part, utilisation and stability from factors T and the eigenvalues of the scores."""
+def spectral_readings(
+    T: Float[Tensor, "*batch row column"], eigenvalues: Tensor, *, void: float = VOID
+) -> dict[str, Float[Tensor, "*batch"]]:
+    """Effective ranks of every part, utilisation and stability from factors T and the eigenvalues of the scores.
+
+    A part with less than the share `void` of the energy has no rank: NaN.
+    """
+    whole = score_singular_values(T)
     spectra = {
         ("routing", ""): routing_singular_values(T),
         ("routing", "_gauge_removed"): routing_singular_values(centred_factors(T)),
         ("filtering", ""): filtering_singular_values(T),
-        ("score", ""): score_singular_values(T),
+        ("score", ""): whole,
     }
     readings = {}
     for (part, suffix), values in spectra.items():
-        for rank, value in effective_ranks(values)._asdict().items():
+        for rank, value in effective_ranks(without_rounding(values, whole, void=void))._asdict().items():
             readings[f"{part}_{rank}{suffix}"] = value
     readings["utilisation"] = readings["routing_k90"] / min(T.shape[-2:])
     stable = stability(eigenvalues)
@@ -76,6 +86,19 @@ def spectral_readings(T: Float[Tensor, "*batch row column"], eigenvalues: Tensor
     T_Q, T_K = split_factors(T)
     readings["growth_scale"] = (T_K.mT @ T_Q).square().sum((-2, -1)).sqrt()
     return readings
+
+
+def without_rounding(
+    values: Float[Tensor, "*batch value"], whole: Float[Tensor, "*batch all"], *, void: float
+) -> Float[Tensor, "*batch value"]:
+    """Singular values of a part, all zero where they hold less than the share `void` of the energy of the whole."""
+    of_part, of_whole = (spectrum.square().sum(-1, keepdim=True) for spectrum in (values, whole))
+    return values.masked_fill(of_part <= void * of_whole, 0)
+
+
+def void_share(dtype: torch.dtype) -> float:
+    """The share of energy below which a part of scores made of numbers in this precision is rounding."""
+    return max(VOID, torch.finfo(dtype).eps ** 2)
 
 
 @torch.no_grad()

@@ -106,6 +106,8 @@ def test_a_model_whose_queries_are_its_keys_routes_nothing(packing):
     assert float(routing.routing_share.max()) < 1e-12
     assert float(routing.kernel_routing_share.max()) < 1e-12
     assert float(routing.routing_share_by_lag.max()) < 1e-12
+    for name in ("gauge_share", "routing_k90", "routing_k90_median", "minimal_rank_share", "kernel_routing_k90"):
+        assert routing[name].isnull().all(), name  # nothing but rounding to take a share or a rank of
 
 
 @torch.no_grad()

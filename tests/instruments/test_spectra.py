@@ -44,6 +44,25 @@ def test_a_head_without_any_score_has_no_ranks_and_no_stability():
         assert readings[name][0, 1].isnan(), name
 
 
+@pytest.mark.parametrize("part", ["routing", "filtering"])
+def test_a_part_that_is_only_rounding_has_no_rank(part):
+    Q = gaussian(2, 3, 29, 2 * D_HEAD, seed=0)
+    K = Q.clone()
+    if part == "filtering":  # [q k] and [k -q]: M is skew, whatever q and k
+        K = torch.cat([Q[..., D_HEAD:], -Q[..., :D_HEAD]], -1)
+    readings, _ = head_spectra(Q, K, scale=0.3, valid=torch.ones(2, 29, dtype=torch.bool))
+    for name, value in readings.items():
+        void = name.startswith(part) or (part == "routing" and name == "utilisation")
+        assert value.isnan().all() if void else value.isfinite().all(), name
+
+
+def test_routing_that_is_only_a_key_bias_has_no_rank_once_that_is_removed():
+    bias, one = gaussian(1, 1, 29, 1, seed=2), torch.ones(1, 1, 29, 1, dtype=torch.float64)
+    readings, _ = head_spectra(one, bias, scale=1.0, valid=torch.ones(1, 29, dtype=torch.bool))  # M_ij = b_j
+    assert float(readings["routing_k99"]) == 2
+    assert readings["routing_k99_gauge_removed"].isnan()
+
+
 @cache
 def simulated():
     """Readings of heads of independent standard normal queries and keys, from dense N x N scores: [draw]."""
