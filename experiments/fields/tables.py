@@ -44,11 +44,14 @@ def table(data: xr.Dataset) -> str:
     """One row per layer."""
     whole = data.isel(band=-1)
     ninety = data.sel(level=90.0)
+    compared = (
+        "scale_energy_null" in data or data.attrs["dominant_rule"] == "raw"
+    )  # else there is no null to compare with
     columns: dict[str, Callable[[int], str]] = {
         "layer": lambda i: str(i),
         "intensity": lambda i: with_error(data.intensity[i], data.intensity_se[i]),
         "sink share of variance": lambda i: f"{float(data.sink_variance_share[i]):.2f}",
-        "dominant scales": lambda i: listed(data.dominant_scale[i]),
+        "dominant scales": lambda i: listed(data.dominant_scale[i]) if compared else "–",
         "H*(0.10) by window": lambda i: listed(ninety.h_star[i]),
         "± (all)": lambda i: f"{float(ninety.h_star_se[i, -1]):.1f}",
         "H*(0.10), whole map": lambda i: f"{float(ninety.h_star_everything[i]):.0f}",
