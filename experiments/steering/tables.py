@@ -53,11 +53,15 @@ def print_choices(run: Run) -> None:
     for size in data.n_parallel.values:
         row = data.sel(n_parallel=size)
         random = row.parallel_change_random.values
-        beaten = int((random > float(row.parallel_change_low)).sum())
+        named = {"low defect": row.parallel_change_low, "low displacement": row.parallel_change_displacement}
+        beaten = {name: int((random > float(change)).sum()) for name, change in named.items()}
         middle = f"median {np.median(random):+.4f}, least {random.min():+.4f}, most {random.max():+.4f}"
-        print(f"{size} layers: low defect is cheaper than {beaten} of {len(random)} random choices ({middle})")
-    ranks = [np.argsort(np.argsort(data[name].values)) for name in ("parallel_defect", "parallel_change_by_layer")]
-    print(f"rank correlation of defect and cost over layers {np.corrcoef(*ranks)[0, 1]:.3f}")
+        for name, number in beaten.items():
+            print(f"{size} layers: {name} is cheaper than {number} of {len(random)} random choices ({middle})")
+    cost = np.argsort(np.argsort(data.parallel_change_by_layer.values))
+    for name in ("parallel_defect", "parallel_displacement"):
+        ranks = np.argsort(np.argsort(data[name].values))
+        print(f"rank correlation of {name} and cost over layers {np.corrcoef(ranks, cost)[0, 1]:.3f}")
 
 
 def print_criticals(run: Run) -> None:

@@ -91,6 +91,17 @@ ABLATION = (
         bounds=(0.0, float("inf")),
     ),
     _row(
+        "parallel_displacement",
+        ("layer",),
+        "displacement on the ablated text",
+        "By how much of its length a token leaves the layer elsewhere when attention and FFN run side by side; another "
+        "order of the layers.",
+        "mean of ‖Φ(x + A) - Φ(x)‖ / ‖x⁺‖",
+        unit="1",
+        bounds=(0.0, float("inf")),
+        source=OURS,
+    ),
+    _row(
         "parallel_change_by_layer",
         ("layer",),
         "loss change, one layer made parallel",
@@ -99,6 +110,7 @@ ABLATION = (
     ),
     *_curve("low", "layers of low defect first", ("n_parallel",)),
     *_curve("high", "layers of high defect first", ("n_parallel",)),
+    *_curve("displacement", "layers of low displacement first", ("n_parallel",)),
     *_curve("random", "layers in random order", ("n_parallel", "choice")),
     _row(
         "gate",

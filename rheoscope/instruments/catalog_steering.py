@@ -179,6 +179,15 @@ _DEFECTS = (
         source=OURS,
     ),
     _row(
+        "defect_displacement",
+        "displacement by running in parallel",
+        "By how much of its length a token would leave the layer elsewhere if the feed-forward network did not see what"
+        " attention has written. A large defect of a network that writes little displaces little.",
+        "mean of ‖Φ(x + A) - Φ(x)‖ / ‖x⁺‖, on sampled positions",
+        bounds=_LENGTH,
+        source=OURS,
+    ),
+    _row(
         "defect_first_order",
         "defect, first order",
         "What the defect would be were the feed-forward network linear around the token.",

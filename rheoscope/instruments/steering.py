@@ -85,7 +85,7 @@ class Steering(Instrument):
         everywhere = np.arange(n)
         self.tokens = self._means(TOKEN_READINGS, everywhere)
         self.diversity = self._means((*DIVERSITIES, *CHANGES), everywhere)
-        self.defects = self._means(("defect", "defect_ratio"), everywhere)
+        self.defects = self._means(("defect", "defect_ratio", "defect_displacement"), everywhere)
         self.first_order = self._means(("defect_first_order", "defect_same_tokens"), self.first_order_windows)
         self.top = self._means(("top_k_cosine",), self.top_k_windows)
         self.depth = DepthTrend(view.n_layers, np.bincount(corpus.units))
@@ -142,7 +142,9 @@ class Steering(Instrument):
         alone = F if self.parallel else exact(ffn_field(self.view, layer, x))  # a parallel block reads x as it is
         away, length = (F - alone).norm(dim=-1), alone.norm(dim=-1)
         share = away / (length + EPSILON)
-        totals = torch.stack([share, away], -1), torch.stack([torch.ones_like(length), length], -1)
+        displaced = away / (x + A + F).norm(dim=-1)
+        one = torch.ones_like(length)
+        totals = torch.stack([share, away, displaced], -1), torch.stack([one, length, one], -1)
         self.defects.update(layer, units, [tuple(sums_over(total, scope)[0] for total in totals) for scope in counted])
         if layer == 0:
             self.n_tokens["defects"] += int(counted[0].sum())

@@ -47,37 +47,52 @@ def _variants(dataset: xr.Dataset) -> Panel:
 
 
 def _parallel_layers(dataset: xr.Dataset) -> Panel:
-    defect, cost = dataset.parallel_defect.values, dataset.parallel_change_by_layer.values
-    ranks = [np.argsort(np.argsort(values)) for values in (defect, cost)]
-    together = float(np.corrcoef(*ranks)[0, 1]) if len(defect) > 2 and np.ptp(defect) else float("nan")
+    cost = dataset.parallel_change_by_layer.values
+    together = [_rank_correlation(dataset[f"parallel_{name}"].values, cost) for name in ("defect", "displacement")]
     return Panel(
         title="Does the defect foretell what a parallel layer costs?",
-        answer=f"Over the layers, the ranks of defect and measured cost correlate by {number(together)}.",
+        answer=f"Over the layers, the ranks of defect and measured cost correlate by {number(together[0])}, those of "
+        f"displacement and cost by {number(together[1])}.",
         views=(
             View("By depth", defect_beside_cost(dataset), caption(dataset, "parallel_change_by_layer")),
             View("Against defect", defect_against_cost(dataset), "Every point is a layer, coloured by depth."),
         ),
-        quantities=("parallel_defect", "parallel_change_by_layer"),
+        quantities=("parallel_defect", "parallel_displacement", "parallel_change_by_layer"),
     )
+
+
+def _rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's correlation; NaN where one of them is constant."""
+    ranks = [np.argsort(np.argsort(values)) for values in (a, b)]
+    return float(np.corrcoef(*ranks)[0, 1]) if len(a) > 2 and np.ptp(a) and np.ptp(b) else float("nan")
 
 
 def _curve(dataset: xr.Dataset) -> Panel:
-    low, random = dataset.parallel_change_low, dataset.parallel_change_random
-    cheaper = (low < random.min("choice")).values
-    sizes = [str(size) for size, beaten in zip(dataset.n_parallel.values, cheaper, strict=True) if beaten]
-    said = (
-        f"cheaper than every random choice at {', '.join(sizes)} layers" if sizes else "never cheaper than all of them"
-    )
+    random = dataset.parallel_change_random
+    orders = {"defect": dataset.parallel_change_low, "displacement": dataset.parallel_change_displacement}
+    said = [f"{_beaten(change, random)} for low {name} first" for name, change in orders.items()]
     reading = "The band spans the random choices. " + caption(dataset, "parallel_change_low")
     views = [View("Linear", parallel_curves(dataset), reading)]
-    if float(low.min()) > 0 and float(random.min()) > 0 and float(dataset.parallel_change_high.min()) > 0:
+    if min(float(change.min()) for change in (*orders.values(), random, dataset.parallel_change_high)) > 0:
         views.append(View("Logarithmic", parallel_curves(dataset, log=True), reading))
     return Panel(
         title="How many layers can be made parallel?",
-        answer=f"Taking layers of low defect first is {said} (of {dataset.sizes['choice']}).",
+        answer=f"Number of layers at which an order is cheaper than every random choice ({dataset.sizes['choice']} of "
+        f"them): {', '.join(said)}.",
         views=tuple(views),
-        quantities=("parallel_change_low", "parallel_change_random", "parallel_change_high", "parallel_speedup_low"),
+        quantities=(
+            "parallel_change_low",
+            "parallel_change_displacement",
+            "parallel_change_random",
+            "parallel_speedup_low",
+        ),
     )
+
+
+def _beaten(change: xr.DataArray, random: xr.DataArray) -> str:
+    """The numbers of layers at which an order costs less than every random choice."""
+    cheaper = (change < random.min("choice")).values
+    return " and ".join(str(n) for n, beats in zip(change.n_parallel.values, cheaper, strict=True) if beats) or "none"
 
 
 def _gates(dataset: xr.Dataset) -> Panel:
@@ -99,7 +114,9 @@ def _pressure(dataset: xr.Dataset) -> Panel:
     last = dataset.diversity_by_edit.isel(layer=-1)
     full, without = (float(last.sel(edit=edit)) for edit in ("full", "zero-FFN"))
     by_edit = lines_by(dataset, "diversity_by_edit", "edit", axis="diversity after the layer")
-    by_gain = lines_by(dataset, "diversity_by_gain", "gain", axis="diversity after the layer", ordered=True)
+    by_gain = lines_by(
+        dataset, "diversity_by_gain", "gain", axis="diversity after the layer", ordered=True, label="x {}"
+    )
     return Panel(
         title="What keeps the tokens apart?",
         answer=f"After the last layer diversity is {number(full)}, and {number(without)} when the FFN writes nothing.",
@@ -117,7 +134,7 @@ def _prefix(dataset: xr.Dataset) -> Panel:
     names = ("prefix_turn", "prefix_deficit_change", "prefix_defect_change")
     labels = ("Direction", "Deficit", "Defect")
     views = [
-        View(label, lines_by(dataset, name, "keep", ordered=True), caption(dataset, name))
+        View(label, lines_by(dataset, name, "keep", ordered=True, label="last {} kept"), caption(dataset, name))
         for label, name in zip(labels, names, strict=True)
     ]
     views.append(View("Response by lag", response_figure(dataset), caption(dataset, "attention_response")))

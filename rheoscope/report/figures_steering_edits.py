@@ -36,7 +36,7 @@ def variant_bars(dataset: xr.Dataset) -> go.Figure:
                 error_y=errors_of(row.variant_change_se, tone("ink")),
                 name=SPARED.get(spare, spare),
                 marker={"color": distinct(index), "opacity": 0.8},
-                text=[f"{value:+.2f}" for value in row.variant_change.values],
+                text=[f"{value:+.2f}<br> " for value in row.variant_change.values],  # clear of the error bar
                 textposition="outside",
                 hovertemplate="%{x}<br><b>%{y:+.4f}</b> ± %{error_y.array:.2~g} nats/token<extra></extra>",
             )
@@ -44,7 +44,9 @@ def variant_bars(dataset: xr.Dataset) -> go.Figure:
     return figure
 
 
-def lines_by(dataset: xr.Dataset, name: str, dim: str, *, axis: str = "", ordered: bool = False) -> go.Figure:
+def lines_by(
+    dataset: xr.Dataset, name: str, dim: str, *, axis: str = "", ordered: bool = False, label: str = "{}"
+) -> go.Figure:
     """One line by depth for every entry of a dim; in the colours of depth where the entries have an order."""
     values = dataset[name].transpose(dim, "layer")
     figure = new_figure(
@@ -61,7 +63,7 @@ def lines_by(dataset: xr.Dataset, name: str, dim: str, *, axis: str = "", ordere
                 mode="lines+markers",
                 marker={"size": 5},
                 line={"color": colour, "width": 2},
-                name=str(entry),
+                name=label.format(entry),
                 hovertemplate=f"{entry}, layer %{{x}}<br><b>%{{y:.4~g}}</b><extra></extra>",
             )
         )
@@ -140,6 +142,11 @@ def parallel_curves(dataset: xr.Dataset, *, log: bool = False) -> go.Figure:
     curves = {
         f"random, mean and range of {dataset.sizes['choice']}": (random.mean("choice"), None, "score"),
         "low defect first": (dataset.parallel_change_low, dataset.parallel_change_low_se, "routing"),
+        "low displacement first": (
+            dataset.parallel_change_displacement,
+            dataset.parallel_change_displacement_se,
+            "residue",
+        ),
         "high defect first": (dataset.parallel_change_high, dataset.parallel_change_high_se, "filtering"),
     }
     for label, (values, error, colour) in curves.items():

@@ -78,8 +78,8 @@ def ablate(
     parts += [variants_by_layer(passes)] if by_layer else []
     if parallel_curve:
         parts.append(parallel_layers(passes))
-        defects = parts[-1]["parallel_defect"].values
-        parts.append(parallel_curve_readings(passes, defects, sizes=sizes, n_random=n_random, seed=seed))
+        orders = [parts[-1][name].values for name in ("parallel_defect", "parallel_displacement")]
+        parts.append(parallel_curve_readings(passes, *orders, sizes=sizes, n_random=n_random, seed=seed))
     parts += [pressure_readings(passes)] if pressure else []
     parts += [prefix_readings(passes, seed=seed)] if prefix else []
     fit = fit or Fit(seed=seed)
@@ -145,13 +145,14 @@ def ablation_lines(run: Run) -> list[str]:
 
 def _curve_lines(data: xr.Dataset) -> list[str]:
     """One line per number of parallel layers."""
-    columns = ("low-defect first", "random, mean (lowest to highest)", "high-defect first", "est. speed-up, low")
-    lines = [f"{'parallel layers':<17}" + "".join(f"{column:>34}" for column in columns)]
+    columns = ("low-defect first", "low displacement first", "random, mean (lowest to highest)", "high-defect first")
+    lines = [f"{'parallel layers':<17}" + "".join(f"{column:>34}" for column in (*columns, "est. speed-up, low"))]
     for size in data.n_parallel.values:
         row = data.sel(n_parallel=size)
         random = row.parallel_change_random
         cells = (
             _pm(row.parallel_change_low, row.parallel_change_low_se),
+            _pm(row.parallel_change_displacement, row.parallel_change_displacement_se),
             f"{float(random.mean()):+.4f} ({float(random.min()):+.4f} to {float(random.max()):+.4f})",
             _pm(row.parallel_change_high, row.parallel_change_high_se),
             f"{float(row.parallel_speedup_low):.3f}x",

@@ -31,9 +31,11 @@ def parallel_layers(passes: Passes) -> xr.Dataset:
         passes.change(ParallelFFN(layers=(layer,)), task=f"parallel layer {layer}")
         for layer in range(passes.view.n_layers)
     ]
+    readings = layer_defects(passes.view, passes.corpus, batch_size=passes.batch_size)
     return xr.Dataset(
         {
-            "parallel_defect": ("layer", layer_defects(passes.view, passes.corpus, batch_size=passes.batch_size)),
+            "parallel_defect": ("layer", readings["defect"].values),
+            "parallel_displacement": ("layer", readings["defect_displacement"].values),
             "parallel_change_by_layer": ("layer", np.array([float(change.value) for change in changes])),
             "parallel_change_by_layer_se": ("layer", np.array([float(change.se) for change in changes])),
         },
@@ -44,14 +46,15 @@ def parallel_layers(passes: Passes) -> xr.Dataset:
 def parallel_curve(
     passes: Passes,
     defects: Float64[np.ndarray, " layer"],
+    displacements: Float64[np.ndarray, " layer"],
     *,
     sizes: Sequence[int] | None = None,
     n_random: int = 5,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Loss change against the number of parallel layers: low-defect layers first, high-defect first, random choices.
+    """Loss change against the number of parallel layers: low and high defect first, low displacement first, random.
 
-    A random choice is one order of all layers, so that its sets grow. Sizes x (2 + n_random) passes; sets that
+    A random choice is one order of all layers, so that its sets grow. Sizes x (3 + n_random) passes; sets that
     coincide are run once.
     """
     n_layers = passes.view.n_layers
@@ -59,10 +62,11 @@ def parallel_curve(
     if not sizes or not 1 <= sizes[0] <= sizes[-1] <= n_layers:
         raise RheoscopeError(f"{sizes} parallel layers asked for; the model has {n_layers}: ask for 1 to {n_layers}")
     orders = schedules(defects, n_random=n_random, seed=seed)
+    orders["displacement"] = np.argsort(displacements, kind="stable")
     costs = layer_times(passes.view, passes.corpus, batch_size=passes.batch_size)
     plain = passes.losses(task="unedited").seconds
     data: dict[str, Any] = {}
-    for name in ("low", "high", "random"):
+    for name in ("low", "high", "displacement", "random"):
         chosen = {key: order for key, order in orders.items() if key.startswith(name)}
         runs = [[_one(passes, order[:size], costs, plain) for order in chosen.values()] for size in sizes]
         readings = np.array(runs)  # size, choice, (value, se, estimate, measured)
@@ -98,11 +102,11 @@ def curve_sizes(n_layers: int) -> list[int]:
     return sorted({size for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96) if size < n_layers} | {n_layers})
 
 
-def layer_defects(view: ModelView, corpus: Corpus, *, batch_size: int) -> Float64[np.ndarray, " layer"]:
-    """Defect of every layer on a text, by one pass."""
+def layer_defects(view: ModelView, corpus: Corpus, *, batch_size: int) -> xr.Dataset:
+    """Defect and displacement of every layer on a text, by one pass."""
     reader = Steering(view, corpus, Steering.Options(n_first_order=0, n_top_k=0, n_null=0))
     run_pass(view, batches(corpus, batch_size), [reader], task="defects", total=corpus.n_windows)
-    return reader.finalize()["defect"].values
+    return reader.finalize()
 
 
 def estimated_speedup(costs: Float64[np.ndarray, "layer two"], parallel: Sequence[int]) -> float:

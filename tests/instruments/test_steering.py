@@ -76,6 +76,7 @@ def literal_step(view, layer, x, A, F, after):
         "turning_attention": degrees(x, y),
         "turning_ffn": degrees(y, after),
         "defect": (F - alone).norm(dim=-1) / (alone.norm(dim=-1) + EPSILON),
+        "defect_displacement": (F - alone).norm(dim=-1) / after.norm(dim=-1),
         "resid_sum": (y + F - after).norm(dim=-1),
     }
     for name, place in (("pre", x), ("mid", y), ("post", after)):
@@ -114,7 +115,7 @@ def test_every_reading_is_its_definition(name):
 def test_the_defect_of_parallel_blocks_is_exactly_zero_and_their_ffn_does_read_resid_pre(name):
     view = ModelView(tiny(name))
     data = measured(view, random_corpus())
-    for reading in ("defect", "defect_all", "defect_ratio", "defect_first_order"):
+    for reading in ("defect", "defect_all", "defect_ratio", "defect_displacement", "defect_first_order"):
         assert (data[reading] == 0).all()
     with Float64Throughout(), torch.no_grad():
         pre, F = caught(view, input_ids(view.model), "resid_pre", "ffn_out")

@@ -95,7 +95,7 @@ def test_one_layer_in_parallel_costs_what_the_curve_begins_with(whole):
 def test_parallel_families_lose_exactly_nothing():
     data = ablated("gpt_neox", variants=False, parallel_curve=True)["ablation"]
     assert (data.parallel_defect == 0).all()
-    for name in ("low", "high", "random"):
+    for name in ("low", "high", "displacement", "random"):
         assert (data[f"parallel_change_{name}"] == 0).all()
 
 
