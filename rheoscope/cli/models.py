@@ -16,7 +16,7 @@ Model = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="float64, float32, bfloat16, float16, or auto.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, map (spread over all devices), or auto.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn at random.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything that is drawn at random.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")]
 
 MARKS = {"holds": "[green]holds[/]", "refused": "[yellow]refused[/]", "fails": "[bold red]fails[/]"}

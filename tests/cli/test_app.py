@@ -41,7 +41,17 @@ def test_without_a_command_help_is_shown(command):
     assert "Usage: rheoscope" in "".join(command()[1:])
 
 
-@pytest.mark.parametrize("arguments", [("meassure",), ("measure",), ("measure", "builtin:nobody", "--windw", 3)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("meassure",),
+        ("measure",),
+        ("measure", "builtin:nobody", "--windw", 3),
+        ("measure", "builtin:nobody", "--windows", "few"),
+        ("measure", "builtin:nobody", "--seed", -1),
+        ("measure", "builtin:nobody", "--seed", 10**20),
+    ],
+)
 def test_an_unknown_or_incomplete_command_is_refused(command, arguments):
     outcome = command(*arguments)
     assert outcome.code == 2
