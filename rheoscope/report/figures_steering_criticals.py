@@ -6,13 +6,15 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from ..theory.portraits import REACH
 from .figures import caption, new_figure
 from .panels import Panel, Question, Section, View
 from .theme import distinct, scale, tone
 from .words import percent
 
-KINDS = {"critical_kind_share": "found", "critical_kind_share_null_directions": "random directions"}
-NULL_WEIGHTS = {"critical_kind_share_null_weights": "shuffled weights"}
+KINDS = {"critical_kind_share": "found", "critical_kind_share_null_directions": "random"}
+NULL_WEIGHTS = {"critical_kind_share_null_weights": "shuffled"}
+_BESIDE = " Random: directions that are not critical. Shuffled: critical ones of the layer with shuffled FFN weights."
 _ARROW = 0.42  # length of an arrow, in steps of the grid
 
 
@@ -27,8 +29,17 @@ def _kinds(dataset: xr.Dataset) -> Panel:
     return Panel(
         title=f"Which directions does layer {dataset.attrs.get('layer', '?')} leave alone?",
         answer=f"From {dataset.attrs.get('n', 0)} starts, {'; '.join(said)}.",
-        views=(View("", kind_bars(dataset), caption(dataset, "critical_kind_share")),),
-        quantities=("critical_kind_share", "critical_distinct", "critical_converged", "critical_rotational_share"),
+        views=(
+            View("Kinds", kind_bars(dataset), caption(dataset, "critical_kind_share") + _BESIDE),
+            View("Ways out", ways_out(dataset), caption(dataset, "critical_rising_share")),
+        ),
+        quantities=(
+            "critical_kind_share",
+            "critical_rising_share",
+            "critical_distinct",
+            "critical_converged",
+            "critical_rotational_share",
+        ),
     )
 
 
@@ -48,6 +59,26 @@ def kind_bars(dataset: xr.Dataset) -> go.Figure:
                 marker={"color": distinct(index), "opacity": 0.85},
                 hovertemplate=f"{kind}: <b>%{{y:.0%}}</b><extra></extra>",
             )
+        )
+    return figure
+
+
+def ways_out(dataset: xr.Dataset) -> go.Figure:
+    """Every critical direction a point: the share of tangent directions along which the flow leads away from it."""
+    vertical = {"title": {"text": "share of rising tangent directions"}, "range": [0, 1]}
+    figure = new_figure(yaxis=vertical, xaxis={"showgrid": False})
+    for index, field in enumerate(map(str, dataset.field.values)):
+        values = dataset.critical_rising_share.sel(field=field).values
+        points = {"color": distinct(index), "size": 6, "opacity": 0.5}
+        figure.add_trace(
+            go.Box(y=values, name=field, boxpoints="all", jitter=0.6, pointpos=0, marker=points, showlegend=False)
+        )
+    if "critical_rising_share_null_directions" in dataset:
+        chance = dataset.critical_rising_share_null_directions
+        marks = {"symbol": "line-ew-open", "size": 60, "color": tone("null"), "line": {"width": 2}}
+        names = list(map(str, dataset.field.values))
+        figure.add_trace(
+            go.Scatter(x=names, y=chance.values, mode="markers", marker=marks, name="mean of random directions")
         )
     return figure
 
@@ -73,7 +104,11 @@ def portrait_figure(slice_: xr.Dataset) -> go.Figure:
     a, b = slice_.portrait_a.values, slice_.portrait_b.values
     figure = new_figure(
         height=560,
-        xaxis={"title": {"text": "towards the second critical direction"}, "showgrid": False, "constrain": "domain"},
+        xaxis={
+            "title": {"text": "from the first to the second critical direction"},
+            "showgrid": False,
+            "constrain": "domain",
+        },
         yaxis={"title": {"text": "across"}, "scaleanchor": "x", "showgrid": False},
         showlegend=False,
         margin={"t": 20},
@@ -87,16 +122,17 @@ def portrait_figure(slice_: xr.Dataset) -> go.Figure:
             z=score,
             colorscale=scale("sequential"),
             zsmooth="best",
+            opacity=0.55,  # arrows must show on it
             colorbar=bar,
             hovertemplate="a %{x:.2f}, b %{y:.2f}<br>zero score <b>%{z:.3f}</b><extra></extra>",
         )
     )
     x, y = arrows(a, b, slice_.portrait_velocity_a.values, slice_.portrait_velocity_b.values)
     figure.add_trace(go.Scatter(x=x, y=y, mode="lines", line={"color": tone("ink"), "width": 1.1}, hoverinfo="skip"))
-    second = a[0][np.argmin(np.where(a[0] > 0, score[len(score) // 2], np.inf))]
+    pair = a[0, -1] / REACH
     figure.add_trace(
         go.Scatter(
-            x=[0, second],
+            x=[-pair, pair],
             y=[0, 0],
             mode="markers",
             marker={"size": 13, "color": "rgba(0,0,0,0)", "line": {"width": 2.5, "color": tone("filtering")}},

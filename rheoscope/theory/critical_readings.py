@@ -58,6 +58,7 @@ def criticals(
         row = _counts(found, stability(field, found.u) if len(found.u) else None)
         drawn = stability(field, random_directions(view, min(n_starts, N_DIRECTIONS), seed=seed + 1))
         row["critical_kind_share_null_directions"] = _shares(drawn)
+        row["critical_rising_share_null_directions"] = float((drawn.eigenvalues.real > 0).double().mean())
         if which != "attention only":
             with shuffled_ffn(view, layer, seed=seed):
                 chance = find_criticals(field, begin, n_steps=n_steps)

@@ -89,7 +89,7 @@ def test_bars_and_curves_hold_the_changes(run):
 def test_kinds_stand_beside_those_of_chance(run):
     panel = panels(run, "criticals")["Which directions does layer 1 leave alone?"]
     labels = set(panel.views[0].figure.data[0].x[1])
-    assert labels == {"found", "random directions", "shuffled weights"}
+    assert labels == {"found", "random", "shuffled"}
 
 
 def test_parallel_blocks_are_called_parallel():

@@ -112,14 +112,14 @@ def test_critical_directions_of_a_model_are_found_with_their_nulls(tmp_path):
 def test_a_portrait_stands_still_at_its_pair_and_shows_the_flow_elsewhere():
     M = torch.diag(torch.tensor([3.0, 2, 1, -1], dtype=torch.float64))
     e = torch.eye(4, dtype=torch.float64)
-    tilted = (e[0] + e[1]) / 2**0.5
-    drawn = portrait(lambda u: u @ M, e[1], tilted, e[2])
-    middle = GRID // 2
-    assert drawn["score"][middle, middle] < 1e-12
-    assert abs(drawn["velocity_a"][middle, middle]) < 1e-12
-    # u = e2 + a e1 + b e3: a grows at the rate 3 - 2, b falls at the rate 1 - 2
-    assert torch.allclose(drawn["velocity_a"], drawn["a"], atol=1e-12)
-    assert torch.allclose(drawn["velocity_b"], -drawn["b"], atol=1e-12)
+    drawn = portrait(lambda u: u @ M, e[1], e[2], e[0])
+    a, b, middle = drawn["a"], drawn["b"], GRID // 2
+    # u ∝ m + a e₁ + b e₂ with m ± e₁ = √2 × the pair: its parts are x₁ = b, x₂, x₃ = (1 ∓ a)/√2
+    assert drawn["score"][middle, abs(a[0] - 1).argmin()] < drawn["score"][middle, middle]
+    share = (1 - a) / 2  # of m in the first of the pair, whose eigenvalue is 2; the second's is 1
+    rate = 2 * share + (1 - share)
+    assert torch.allclose(drawn["velocity_b"], (3 - rate) * b, atol=1e-12)
+    assert torch.allclose(drawn["velocity_a"], (a**2 - 1) / 2, atol=1e-12)
 
 
 def test_a_layer_that_is_not_there_is_refused():
