@@ -7,8 +7,10 @@ import sys
 import typer
 
 from ..errors import RheoscopeError
+from .act import ablate
 from .measure import measure, report
 from .models import check, models
+from .train import train
 
 INTERRUPTED = 130
 
@@ -23,6 +25,8 @@ app = typer.Typer(
 app.command()(check)
 app.command()(measure)
 app.command()(report)
+app.command()(ablate)
+app.command()(train)
 app.command()(models)
 
 

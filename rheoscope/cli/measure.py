@@ -13,19 +13,26 @@ import yaml
 from ..errors import RheoscopeError
 from ..storage import refuse_output
 from .console import err, out, progress, summary_table
-from .models import Device, Dtype, Model, Seed, Trust
-
-WINDOW = 512
-
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
+from .inputs import (
+    BatchSize,
+    Device,
+    Dtype,
+    Model,
+    Overwrite,
+    PerDocument,
+    Seed,
+    Split,
+    Text,
+    Trust,
+    Window,
+    Windows,
+    opened,
+)
 
 
 def measure(
     model: Model,
-    text: Annotated[
-        list[str],
-        typer.Option(help='.txt, .jsonl, .parquet, a folder of them, "-", hf:NAME[:SPLIT] or builtin:manual.'),
-    ] = ("builtin:manual",),
+    text: Text = ("builtin:manual",),
     out_file: Annotated[Path, typer.Option("--out", help="The run file to write (netCDF).")] = Path("run.nc"),
     report_file: Annotated[Path | None, typer.Option("--report", help="Write the report page as well.")] = None,
     tables: Annotated[Path | None, typer.Option(help="Write tidy tables into this folder as well.")] = None,
@@ -33,19 +40,17 @@ def measure(
     instruments: Annotated[
         str | None, typer.Option(help="Comma-separated; all that the model has if left out.")
     ] = None,
-    window: Annotated[
-        int | None, typer.Option(help="Tokens per window; 512, or the model's context if shorter.")
-    ] = None,
-    windows: Annotated[int, typer.Option(help="Windows to read; 0 reads the whole text.")] = 64,
-    windows_per_document: Annotated[int | None, typer.Option(help="At most so many windows of one document.")] = None,
-    split: Annotated[str, typer.Option(help="What a document of a .txt is: file, blank, line or heading.")] = "file",
+    window: Window = None,
+    windows: Windows = 64,
+    windows_per_document: PerDocument = None,
+    split: Split = "file",
     field: Annotated[
         str, typer.Option(help="The field of .jsonl, .parquet and data sets that holds the text.")
     ] = "text",
     tail: Annotated[str, typer.Option(help="drop what does not fill a window, or keep it, padded.")] = "drop",
     pack: Annotated[bool, typer.Option("--pack", help="Let windows cross documents.")] = False,
     bos: Annotated[str, typer.Option(help="Begin windows with the BOS token: auto, always or never.")] = "auto",
-    batch_size: Annotated[int | None, typer.Option(help="Windows at a time; chosen by memory if left out.")] = None,
+    batch_size: BatchSize = None,
     choose: Annotated[list[str], typer.Option("--set", help="An instrument's option: routing.n_spectra=16.")] = (),
     no_nulls: Annotated[bool, typer.Option("--no-nulls", help="Leave the nulls out.")] = False,
     seed: Seed = 0,
@@ -56,32 +61,21 @@ def measure(
 ) -> None:
     """Measure a model on a text: one pass, all instruments, a run file and a summary."""
     _refuse_outputs([path for path in (out_file, report_file) if path], tables, table_format, overwrite=overwrite)
-    from ..corpus import read
     from ..instruments.measure import measure as measured
-    from ..models.load import load
 
     options = instrument_options(choose)
-    view = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    if view.tokenizer is None:
-        raise RheoscopeError(f"model {model} has no tokenizer to read text with: add its tokenizer files to the folder")
-    corpus = read(
-        list(text),
-        tokenizer=view.tokenizer,
-        window=min(WINDOW, view.context or WINDOW) if window is None else window,
+    view, corpus = opened(
+        model,
+        text,
+        window=window,
         n_windows=windows or None,
+        loading={"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code},
         windows_per_document=windows_per_document,
         split=split,
         field=field,
         tail=tail,
         pack=pack,
         bos=bos,
-    )
-    err.print(
-        f"{model}: {view.n_layers} layers, {view.n_heads} heads ({view.n_kv_heads} of keys), "
-        f"{view.n_parameters / 1e6:.1f} M parameters; {corpus.n_windows} windows of {corpus.window} tokens "
-        f"from {corpus.n_documents} document{'' if corpus.n_documents == 1 else 's'}",
-        markup=False,
-        soft_wrap=True,
     )
     names = None if instruments is None else [name.strip() for name in instruments.split(",") if name.strip()]
     with progress() as shown:

@@ -10,14 +10,7 @@ import typer
 from rich.table import Table
 
 from .console import err, out
-
-Model = Annotated[
-    str, typer.Argument(help="Hub name (org/name or org/name@revision), folder, .gguf file, or builtin:NAME.")
-]
-Dtype = Annotated[str, typer.Option(help="float64, float32, bfloat16, float16, or auto.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, mps, map (spread over all devices), or auto.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything that is drawn at random.")]
-Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")]
+from .inputs import Device, Dtype, Model, Seed, Trust
 
 MARKS = {"holds": "[green]holds[/]", "refused": "[yellow]refused[/]", "fails": "[bold red]fails[/]"}
 

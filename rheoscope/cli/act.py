@@ -1,0 +1,89 @@
+"""`rheoscope ablate`: what parts of a model are worth, by taking them away."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..storage import refuse_output
+from .console import progress
+from .inputs import (
+    BatchSize,
+    Device,
+    Dtype,
+    Model,
+    Overwrite,
+    PerDocument,
+    Seed,
+    Split,
+    Text,
+    Trust,
+    Window,
+    Windows,
+    opened,
+)
+
+
+def ablate(
+    model: Model,
+    text: Text = ("builtin:manual",),
+    out_file: Annotated[Path, typer.Option("--out", help="The run file to write (netCDF).")] = Path("ablation.nc"),
+    by_layer: Annotated[bool, typer.Option("--by-layer", help="Every variant in every layer alone as well.")] = False,
+    parallel_curve: Annotated[
+        bool, typer.Option("--parallel-curve", help="Layers made parallel: low defect first, random, high first.")
+    ] = False,
+    n_random: Annotated[int, typer.Option(help="Random orders of the parallel curve.", min=1)] = 5,
+    gates: Annotated[bool, typer.Option("--gates", help="Fit one gate per feed-forward network.")] = False,
+    pressure: Annotated[bool, typer.Option("--pressure", help="Attention times 1 to 3.")] = False,
+    prefix: Annotated[bool, typer.Option("--prefix", help="Another text before the last few tokens.")] = False,
+    memory: Annotated[
+        Path | None, typer.Option(help="Keeps every pass, so that a stopped ablation goes on where it was.")
+    ] = None,
+    window: Window = None,
+    windows: Windows = 64,
+    windows_per_document: PerDocument = None,
+    split: Split = "file",
+    batch_size: BatchSize = None,
+    seed: Seed = 0,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    trust_remote_code: Trust = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Take parts away (FFN, its radial or tangential part, attention) and print what each costs, paired by document."""
+    refuse_output(out_file, overwrite=overwrite)
+    from ..surgery.ablation import ablate as ablated
+    from ..surgery.ablation import ablation_lines
+
+    view, corpus = opened(
+        model,
+        text,
+        window=window,
+        n_windows=windows or None,
+        loading={"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code},
+        windows_per_document=windows_per_document,
+        split=split,
+    )
+    with progress() as shown:
+        run = ablated(
+            view,
+            corpus,
+            by_layer=by_layer,
+            parallel_curve=parallel_curve,
+            n_random=n_random,
+            gates=gates,
+            pressure=pressure,
+            prefix=prefix,
+            memory=memory,
+            batch_size=batch_size,
+            seed=seed,
+            command=["rheoscope", *sys.argv[1:]],
+            progress=shown,
+        )
+    for line in ablation_lines(run):
+        print(line)
+    run.save(out_file, overwrite=overwrite)
+    print(out_file)

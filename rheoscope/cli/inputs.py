@@ -1,0 +1,69 @@
+"""What several commands take: a model and a text, and how both are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import RheoscopeError
+from .console import err
+
+if TYPE_CHECKING:
+    from ..corpus import Corpus
+    from ..models.view import ModelView
+
+WINDOW = 512
+
+Model = Annotated[
+    str, typer.Argument(help="Hub name (org/name or org/name@revision), folder, .gguf file, or builtin:NAME.")
+]
+Dtype = Annotated[str, typer.Option(help="float64, float32, bfloat16, float16, or auto.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, mps, map (spread over all devices), or auto.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything that is drawn at random.")]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
+Text = Annotated[
+    list[str], typer.Option(help='.txt, .jsonl, .parquet, a folder of them, "-", hf:NAME[:SPLIT] or builtin:manual.')
+]
+Window = Annotated[int | None, typer.Option(help="Tokens per window; 512, or the model's context if shorter.")]
+Windows = Annotated[int, typer.Option(help="Windows to read; 0 reads the whole text.")]
+PerDocument = Annotated[
+    int | None, typer.Option("--windows-per-document", help="At most so many windows of one document.")
+]
+Split = Annotated[str, typer.Option(help="What a document of a .txt is: file, blank, line or heading.")]
+BatchSize = Annotated[int | None, typer.Option(help="Windows at a time; chosen by memory if left out.")]
+
+
+def opened(
+    model: str,
+    text: Sequence[str],
+    *,
+    window: int | None,
+    n_windows: int | None,
+    loading: Mapping[str, Any],
+    **reading: Any,
+) -> tuple[ModelView, Corpus]:
+    """The model and the windows of its text, with a line that says what they are."""
+    from ..corpus import read
+    from ..models.load import load
+
+    view = load(model, **loading)
+    if view.tokenizer is None:
+        raise RheoscopeError(f"model {model} has no tokenizer to read text with: add its tokenizer files to the folder")
+    corpus = read(
+        list(text),
+        tokenizer=view.tokenizer,
+        window=min(WINDOW, view.context or WINDOW) if window is None else window,
+        n_windows=n_windows,
+        **reading,
+    )
+    err.print(
+        f"{model}: {view.n_layers} layers, {view.n_heads} heads ({view.n_kv_heads} of keys), "
+        f"{view.n_parameters / 1e6:.1f} M parameters; {corpus.n_windows} windows of {corpus.window} tokens "
+        f"from {corpus.n_documents} document{'' if corpus.n_documents == 1 else 's'}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return view, corpus
