@@ -72,7 +72,7 @@ def token_directions(
 def starts(
     view: ModelView, layer: int, corpus: Corpus, *, n: int, seed: int
 ) -> tuple[Float[Tensor, "start d_model"], float]:
-    """n token directions, n random ones and n eigenvectors of V with both signs; and the median length of the stream."""
+    """n token directions, n random ones, n eigenvectors of V with both signs; and the median length of the stream."""
     tokens, radius = token_directions(view, layer, corpus, n=n, seed=seed)
     drawn = random_directions(view, n, seed=seed)
     V = attention_matrix(view, layer)
