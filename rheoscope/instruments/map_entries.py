@@ -35,13 +35,13 @@ class MapEntries(ABC):
 
 
 def map_entries(attention: Attention) -> MapEntries:
-    """The entries of one call, by the cheapest exact route. Where z was not computed yet it is now, and kept."""
+    """The entries of one call, by the cheapest exact route. Where z was not computed yet it is now."""
     needs_map = attention._probs is not None or attention._scores is not None or attention.bias is not None
     if needs_map or attention.softcap or attention.sinks is not None:
         return FromMap(attention.probs)
-    if attention.q.device.type == "cpu" and not attention.dropout and attention.q.shape[-1] == attention.v.shape[-1]:
-        attention.z, normaliser = _fused(attention)
-    else:
+    _ = attention.z  # where the fused kernel makes it, the normalisers come with it
+    normaliser = attention.normaliser
+    if normaliser is None:
         normaliser = chunked_normaliser(attention)
     return FromNormaliser(attention, normaliser)
 
@@ -140,16 +140,3 @@ def chunked_normaliser(attention: Attention) -> Float[Tensor, "batch head query"
     queries = torch.arange(attention.q.shape[2], device=attention.q.device)
     parts = [masked_scores(attention, chunk[None]).logsumexp(-1) for chunk in queries.split(CHUNK)]
     return torch.cat(parts, -1).nan_to_num(neginf=0.0)
-
-
-def _fused(attention: Attention) -> tuple[Tensor, Tensor]:
-    """z and the normalisers from the kernel that SDPA itself runs on a CPU: the same z, bit for bit."""
-    mask = attention.mask
-    if mask is not None and mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=attention.q.dtype).masked_fill_(~mask, -torch.inf)
-    k, v = attention.k, attention.v
-    if attention.n_rep > 1:
-        k, v = k.repeat_interleave(attention.n_rep, 1), v.repeat_interleave(attention.n_rep, 1)
-    causal = mask is None and attention.causal and attention.q.shape[2] > 1
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return kernel(attention.q, k, v, 0.0, causal, attn_mask=mask, scale=attention.scale)

@@ -57,6 +57,7 @@ class Attention:
     _scores: Tensor | None = None
     _probs: Tensor | None = None
     _z: Tensor | None = None
+    _normaliser: Tensor | None = None
 
     @property
     def n_rep(self) -> int:
@@ -107,14 +108,20 @@ class Attention:
     def z(self, value: Tensor) -> None:
         self._z = value
 
+    @property
+    def normaliser(self) -> Float[Tensor, "batch head query"] | None:
+        """Log-sum-exp of every row of the masked scores, where the fused kernel has left it; None elsewhere."""
+        return None if self._scores is not None or self._probs is not None else self._normaliser
+
     def replace_input(self, name: str, value: Tensor) -> None:
         """Put another q, k or v in place; everything that follows is computed anew."""
         setattr(self, name, value)
-        self._scores = self._probs = self._z = None
+        self._scores = self._probs = self._z = self._normaliser = None
 
     def of_rows(self, rows: Int[np.ndarray, " row"]) -> Attention:
         """The same call for some windows of the batch alone, with memory of its own."""
-        part = replace(self, q=self.q[rows], k=self.k[rows], v=self.v[rows], workspace=Workspace(), _z=None)
+        parts = {"q": self.q[rows], "k": self.k[rows], "v": self.v[rows]}
+        part = replace(self, **parts, workspace=Workspace(), _z=None, _normaliser=None)
         part.mask = self.mask if self.mask is None or self.mask.shape[0] == 1 else self.mask[rows]
         part._scores, part._probs = (None if x is None else x[rows] for x in (self._scores, self._probs))
         return part
@@ -177,12 +184,19 @@ class Attention:
         if self.bias is not None:
             allowed = self.allowed
             mask = self.bias if allowed is None else self.bias.masked_fill(~allowed, -torch.inf)
+        k, v = (x.repeat_interleave(self.n_rep, 1) if self.n_rep > 1 else x for x in (self.k, self.v))
+        causal = mask is None and self.causal and self.q.shape[2] > 1
+        if self._on_cpu_kernel():
+            if mask is not None and mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=self.q.dtype).masked_fill_(~mask, -torch.inf)
+            kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+            z, self._normaliser = kernel(self.q, k, v, 0.0, causal, attn_mask=mask, scale=self.scale)
+            return z
         return nn.functional.scaled_dot_product_attention(
-            self.q,
-            self.k.repeat_interleave(self.n_rep, 1) if self.n_rep > 1 else self.k,
-            self.v.repeat_interleave(self.n_rep, 1) if self.n_rep > 1 else self.v,
-            attn_mask=mask,
-            dropout_p=self.dropout,
-            scale=self.scale,
-            is_causal=mask is None and self.causal and self.q.shape[2] > 1,
+            self.q, k, v, attn_mask=mask, dropout_p=self.dropout, scale=self.scale, is_causal=causal
         )
+
+    def _on_cpu_kernel(self) -> bool:
+        """Whether SDPA would run its CPU kernel, which then is called for its row normalisers as well as z."""
+        same_width = self.q.shape[-1] == self.v.shape[-1]
+        return self.q.device.type == "cpu" and same_width and not self.dropout and not torch.is_grad_enabled()

@@ -31,7 +31,7 @@ def calls_of(view, taps=("attention", "attn_out")):
     def keep(site, _layer, value):
         if site == "attention":
             probs = value.of_rows(np.array([0, 1])).probs.clone()
-            kept[site].append((value, map_entries(value), probs, value.z.clone(), value._fused().clone()))
+            kept[site].append((value, map_entries(value), probs, value.z.clone()))
         else:
             kept[site].append(value.clone())
 
@@ -44,7 +44,7 @@ def calls_of(view, taps=("attention", "attn_out")):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_single_entries_are_those_of_the_map(name):
     view = ModelView(tiny(name))
-    for attention, entries, probs, _, _ in calls_of(view)["attention"]:
+    for attention, entries, probs, _ in calls_of(view)["attention"]:
         needs_map = attention.softcap or attention.sinks is not None
         assert isinstance(entries, FromMap if needs_map else FromNormaliser)
         real = VALID[:, None, :, None]
@@ -64,9 +64,23 @@ def test_single_entries_are_those_of_the_map(name):
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "modernbert", "bert"])
-def test_the_output_handed_on_is_that_of_the_fused_kernel_bit_for_bit(name):
-    for _, _, _, z, fused in calls_of(ModelView(tiny(name, dtype=torch.float32)))["attention"]:
-        assert torch.equal(z, fused)
+def test_the_output_handed_on_is_that_of_sdpa_bit_for_bit(name):
+    for attention, _, _, z in calls_of(ModelView(tiny(name, dtype=torch.float32)))["attention"]:
+        k, v = (x.repeat_interleave(attention.n_rep, 1) for x in (attention.k, attention.v))
+        causal = attention.mask is None and attention.causal
+        sdpa = torch.nn.functional.scaled_dot_product_attention(
+            attention.q, k, v, attn_mask=attention.mask, scale=attention.scale, is_causal=causal
+        )
+        assert torch.equal(z, sdpa)
+
+
+def test_normalisers_are_forgotten_with_what_they_were_made_of():
+    view = ModelView(tiny("llama"))
+    attention = calls_of(view)["attention"][0][0]
+    assert attention.normaliser is not None
+    assert attention.of_rows(np.array([0])).normaliser is None
+    attention.replace_input("q", attention.q * 2)
+    assert attention.normaliser is None
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "modernbert"])

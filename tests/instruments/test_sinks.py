@@ -144,9 +144,19 @@ def test_batches_of_any_size_and_padding_give_the_same_readings():
     view = ModelView(tiny("qwen3"))
     with Float64Throughout():
         runs = [measure(view, CORPUS, instruments=["sinks"], nulls=False, batch_size=size)["sinks"] for size in (1, 12)]
-    for name in runs[0].data_vars:
+    solved = {
+        "half_space_margin",
+        "sink_hull_distance",
+        "value_margin",
+        "output_lower",
+        "pattern_cost",
+        "pattern_slope",
+    }
+    for name in map(str, runs[0].data_vars):
         if runs[0][name].dtype.kind == "f":
-            np.testing.assert_allclose(runs[0][name], runs[1][name], rtol=1e-6, atol=1e-9, err_msg=name)
+            # a solver's answer is good to its gap, 1e-6 of the largest point, or to 1e-5 for the semidefinite one
+            rtol = 1e-4 if name.removesuffix("_se") in solved else 1e-9
+            np.testing.assert_allclose(runs[0][name], runs[1][name], rtol=rtol, atol=rtol, err_msg=name)
 
 
 def test_a_window_alone_reads_as_it_does_padded():
