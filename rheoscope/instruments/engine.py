@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ..corpus import Batch
 from ..errors import RheoscopeError
+from ..models.attention import Attention
 from ..models.taps import Tap
 from ..models.view import ModelView
 from .instrument import Instrument, LayerSites
@@ -20,6 +21,7 @@ LOGITS_BYTES = 512 * 2**20  # of logits alive at a time, for the batch size that
 BATCH_TOKENS = 2048
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Told after every batch: what is under way, windows done, windows in all."""
 
@@ -80,7 +82,7 @@ class _Current:
         self.instruments = instruments
         self.sites = LayerSites()
 
-    def catch(self, site: str, layer: int, value: Tensor) -> None:
+    def catch(self, site: str, layer: int, value: Tensor | Attention) -> None:
         setattr(self.sites, site, value)
 
     def layer_ends(self, layer: int, resid_post: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import xarray as xr
 from jaxtyping import Float
@@ -33,6 +33,7 @@ class LayerSites:
     resid_post: Float[Tensor, "batch position d_model"] | None = None
 
 
+@runtime_checkable
 class Pass(Protocol):
     """One more forward pass over some text, read by the given instruments."""
 

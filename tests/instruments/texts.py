@@ -19,7 +19,7 @@ def corpus_of(tokens, *, lengths=None, documents=None, n_bytes=None):
         lengths=lengths.astype(np.int32),
         documents=documents.astype(np.int64),
         starts=np.zeros(len(tokens), np.int64),
-        n_bytes=np.array(3 * lengths - 2 if n_bytes is None else n_bytes),
+        n_bytes=3 * lengths.astype(np.int64) - 2 if n_bytes is None else np.array(n_bytes),
         framing=Framing((), (), 0),
         bos_id=None,
         sources=("random tokens",),
