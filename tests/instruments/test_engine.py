@@ -67,6 +67,7 @@ def traces_on(model):
         "gradients": [name for name, parameter in model.named_parameters() if parameter.grad is not None],
         "requires": [parameter.requires_grad for parameter in model.parameters()],
         "bytes": [parameter.detach().numpy().tobytes() for parameter in model.parameters()],
+        "buffers": [buffer.numpy().tobytes() for buffer in model.buffers()],
         "random": torch.get_rng_state().tolist(),
         "grad mode": torch.is_grad_enabled(),
     }

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rheoscope.errors import Refused, RheoscopeError
+from rheoscope.instruments.catalog import CATALOG, out_of_bounds, quantity_of
 from rheoscope.instruments.loss import Loss
 from rheoscope.instruments.measure import INSTRUMENTS, measure, weights_hash
 from rheoscope.instruments.routing import Routing
@@ -15,6 +16,7 @@ from rheoscope.models.view import ModelView
 from rheoscope.surgery.edits import Edit, edited
 from tests.tiny import Float64Throughout, tiny
 
+from .test_engine import traces_on
 from .texts import corpus_of, random_corpus
 
 CORPUS = random_corpus()
@@ -171,6 +173,23 @@ def test_the_weights_are_read_and_the_nulls_left_out_without_nulls():
     routing = readings(ModelView(tiny("llama")), CORPUS, nulls=False)["routing"]
     assert "kernel_routing_share_averaged" in routing
     assert not [name for name in routing if "_null" in str(name)]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+def test_a_measurement_with_its_nulls_leaves_nothing_on_the_model(family):
+    view = ModelView(tiny(family))
+    before = traces_on(view.model)
+    measure(view, CORPUS, instruments=["routing"])
+    assert traces_on(view.model) == before
+
+
+def test_every_row_of_the_catalogue_is_measured_and_lies_within_its_bounds():
+    run = readings(ModelView(tiny("llama")), CORPUS)
+    for instrument in BOTH:
+        rows = {row.name for row in CATALOG.values() if row.instrument == instrument}
+        assert {quantity_of(str(name), instrument)[0].name for name in run[instrument]} == rows
+        assert out_of_bounds(run[instrument], instrument) == []
+    assert (run["routing"].capacity == 20).all()
 
 
 def test_a_model_type_without_a_row_has_everything_but_the_weights(monkeypatch):
