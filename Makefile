@@ -4,6 +4,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+# one process per core; more threads in each would only wait for one another on models this small
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .PHONY: demo test test-all lint bench clean
 
@@ -13,11 +15,11 @@ demo: $(INSTALLED)
 		--out demo/run.nc --report demo/report.html
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not slow and not browser"
+	$(PYTEST) -m "not slow and not browser"
 
 # the slow tests too, and those that open the report in Chromium, which must be installed
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
