@@ -179,7 +179,7 @@ _MODES = (
         "tokens",
         "peak distance of a mode",
         "The distance at which that average is largest in size.",
-        "argmax_τ |φ_k(τ)|",
+        "argmax_τ |φ_k(τ)| over the lags that at least a quarter of the rows have",
         bounds=ANY,
     ),
     field_row(

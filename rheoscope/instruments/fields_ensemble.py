@@ -132,7 +132,8 @@ def mode_readings(
         pictures.append(entries.picture(phi, design.n_bins))
         profiles.append(quotient(entries.by_lag(phi), entries.n_kept))
     profile = np.stack(profiles)
-    size = np.where(np.isfinite(profile), np.abs(profile), -1.0)
+    # A lag with a few entries has a large mean by chance: only lags that a quarter of the rows have can be a peak.
+    size = np.where(np.isfinite(profile) & (entries.n_kept >= entries.window / 4), np.abs(profile), -1.0)
     peak = np.where(size.max(-1) > 0, entries.lags[size.argmax(-1)], np.nan)
     return {
         "coefficients": np.stack(coefficients),

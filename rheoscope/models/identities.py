@@ -18,8 +18,8 @@ from .interface import attention_by
 from .taps import SITES, refusal
 from .view import ModelView
 
-LOCAL = 16  # rounding errors of one layer's arithmetic, in units of the dtype's epsilon
-DEEP = 256  # the same carried through all layers to the logits
+LOCAL = 16.0  # rounding errors of one layer's arithmetic, in units of the dtype's epsilon
+DEEP = 256.0  # the same carried through all layers to the logits
 
 Measured = tuple[float, float]  # largest difference over the largest number compared, and the epsilons it may have
 
@@ -151,7 +151,7 @@ def the_past_is_untouched(view: ModelView, tokens: Tensor) -> Measured:
             raise Refused(f"the outputs of {view.ref} do not depend on token {place}, so that nothing can be told")
         pairs.append((after[:, :place], before[:, :place]))
     experts = any(hasattr(module, "experts") for module in view.model.modules())
-    return _largest(pairs), DEEP if experts else 0
+    return _largest(pairs), DEEP if experts else 0.0
 
 
 def taps_change_nothing(view: ModelView, tokens: Tensor) -> Measured:
