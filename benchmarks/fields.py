@@ -24,9 +24,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import rheoscope
 from rheoscope.corpus import Corpus, batches
-from rheoscope.instruments.entries import Entries
-from rheoscope.instruments.pod import lag_grams, lag_window, spectrum
-from rheoscope.instruments.wavelets import Morlet, RowEnergies, default_scales
+from rheoscope.instruments.fields.entries import Entries
+from rheoscope.instruments.fields.pod import lag_grams, lag_window, spectrum
+from rheoscope.instruments.fields.wavelets import Morlet, RowEnergies, default_scales
 from rheoscope.models.view import ModelView
 
 N, WINDOW, BANDS = 150, 256, (4.0, 8.0, 16.0, 32.0)

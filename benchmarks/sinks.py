@@ -16,7 +16,7 @@ from rheoscope import corpus
 from rheoscope.corpus import batches
 from rheoscope.instruments.engine import batch_size_for, run_pass
 from rheoscope.instruments.instrument import Instrument
-from rheoscope.instruments.sinks import SinkReadings
+from rheoscope.instruments.sinks.sinks import SinkReadings
 from rheoscope.models.load import load
 
 

@@ -18,7 +18,7 @@ from measure import opened, plain
 
 import rheoscope
 from rheoscope.corpus import Corpus
-from rheoscope.instruments.steering import Steering
+from rheoscope.instruments.steering.steering import Steering
 from rheoscope.models.view import ModelView
 
 

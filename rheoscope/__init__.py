@@ -14,16 +14,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .corpus import Corpus as Corpus
-    from .corpus import read as read
-    from .errors import Refused as Refused
-    from .errors import RheoscopeError as RheoscopeError
-    from .instruments.measure import measure as measure
-    from .models.check import check as check
-    from .models.load import load as load
-    from .models.view import ModelView as ModelView
-    from .run import Run as Run
-    from .surgery.edits import edited as edited
+    from rheoscope.corpus import Corpus as Corpus
+    from rheoscope.corpus import read as read
+    from rheoscope.errors import Refused as Refused
+    from rheoscope.errors import RheoscopeError as RheoscopeError
+    from rheoscope.instruments.measure import measure as measure
+    from rheoscope.models.check import check as check
+    from rheoscope.models.load import load as load
+    from rheoscope.models.view import ModelView as ModelView
+    from rheoscope.run import Run as Run
+    from rheoscope.surgery.edits import edited as edited
 
 _HOMES = {
     "Corpus": "corpus",

@@ -1,6 +1,6 @@
 """`python -m rheoscope`, which torchrun can start as well."""
 
-from .cli.app import main
+from rheoscope.cli.app import main
 
 if __name__ == "__main__":
     main()

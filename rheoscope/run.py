@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from .errors import RheoscopeError
-from .storage import read_tree, replacing, write_tree
-from .tables import Reading, readings, tidy_tables
+from rheoscope.errors import RheoscopeError
+from rheoscope.storage import read_tree, replacing, write_tree
+from rheoscope.tables import Reading, readings, tidy_tables
 
 FORMATS = ("csv", "parquet")
 
@@ -96,7 +96,7 @@ class Run:
 
     def report(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Writes one HTML page that opens from disk and loads nothing from a network."""
-        from .report.page import html
+        from rheoscope.report.page import html
 
         with replacing(path, overwrite=overwrite) as part:
             part.write_text(html(self), encoding="utf-8", errors="backslashreplace")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from .errors import RheoscopeError
+from rheoscope.errors import RheoscopeError
 
 FORMAT = "rheoscope-run"
 FORMAT_VERSION = 1

@@ -18,8 +18,8 @@ import yaml
 
 from rheoscope import corpus
 from rheoscope.errors import RheoscopeError
-from rheoscope.instruments.fields import Fields
-from rheoscope.instruments.fields_nulls import chance_corpus
+from rheoscope.instruments.fields.fields import Fields
+from rheoscope.instruments.fields.nulls import chance_corpus
 from rheoscope.instruments.measure import measure
 from rheoscope.models.load import load
 from rheoscope.models.untrained import untrained

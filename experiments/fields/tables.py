@@ -68,7 +68,7 @@ def table(data: xr.Dataset) -> str:
 
 
 def peak_lags(profile: xr.DataArray) -> xr.DataArray:
-    """Peak distances of modes over the lags that a quarter of the rows have, as `mode_peak_lag` of the present version."""
+    """Peak distances of modes over the lags that a quarter of the rows have, as `mode_peak_lag` is now."""
     reached = profile.where(abs(profile.lag) <= 3 / 4 * profile.lag.max(), drop=True)
     return reached.lag[abs(reached).fillna(-1).argmax("lag")]
 

@@ -17,7 +17,7 @@ import yaml
 from rheoscope import corpus
 from rheoscope.corpus import Corpus
 from rheoscope.instruments.measure import measure
-from rheoscope.instruments.sinks import SinkReadings
+from rheoscope.instruments.sinks.sinks import SinkReadings
 from rheoscope.models.load import load
 from rheoscope.models.view import ModelView
 from rheoscope.run import Run

@@ -17,7 +17,7 @@ import yaml
 
 from rheoscope import corpus
 from rheoscope.instruments.measure import measure
-from rheoscope.instruments.steering import Steering
+from rheoscope.instruments.steering.steering import Steering
 from rheoscope.models.load import load
 from rheoscope.surgery.ablation import ablate
 from rheoscope.surgery.gates import Fit

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ..storage import refuse_output
-from .console import progress
-from .inputs import (
+from rheoscope.cli.console import progress
+from rheoscope.cli.inputs import (
     BatchSize,
     Device,
     Dtype,
@@ -25,6 +24,7 @@ from .inputs import (
     Windows,
     opened,
 )
+from rheoscope.storage import refuse_output
 
 
 def ablate(
@@ -55,8 +55,8 @@ def ablate(
 ) -> None:
     """Take parts away (FFN, its radial or tangential part, attention) and print what each costs, paired by document."""
     refuse_output(out_file, overwrite=overwrite)
-    from ..surgery.ablation import ablate as ablated
-    from ..surgery.ablation import ablation_lines
+    from rheoscope.surgery.ablation import ablate as ablated
+    from rheoscope.surgery.ablation import ablation_lines
 
     view, corpus = opened(
         model,

@@ -6,11 +6,11 @@ import sys
 
 import typer
 
-from ..errors import RheoscopeError
-from .act import ablate
-from .measure import measure, report
-from .models import check, models
-from .train import train
+from rheoscope.cli.act import ablate
+from rheoscope.cli.measure import measure, report
+from rheoscope.cli.models import check, models
+from rheoscope.cli.train import train
+from rheoscope.errors import RheoscopeError
 
 INTERRUPTED = 130
 

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:  # torch is loaded by the commands that need it, not by --help
-    from ..instruments.engine import Progress as Report
-    from ..tables import Reading
+    from rheoscope.instruments.engine import Progress as Report
+    from rheoscope.tables import Reading
 
 INTERVAL = 10.0  # seconds between lines where there is no terminal to draw on
 

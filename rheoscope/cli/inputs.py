@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import RheoscopeError
-from .console import err
+from rheoscope.cli.console import err
+from rheoscope.errors import RheoscopeError
 
 if TYPE_CHECKING:
-    from ..corpus import Corpus
-    from ..models.view import ModelView
+    from rheoscope.corpus import Corpus
+    from rheoscope.models.view import ModelView
 
 WINDOW = 512
 
@@ -46,8 +46,8 @@ def opened(
     **reading: Any,
 ) -> tuple[ModelView, Corpus]:
     """The model and the windows of its text, with a line that says what they are."""
-    from ..corpus import read
-    from ..models.load import load
+    from rheoscope.corpus import read
+    from rheoscope.models.load import load
 
     view = load(model, **loading)
     if view.tokenizer is None:

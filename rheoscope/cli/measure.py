@@ -10,10 +10,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from ..errors import RheoscopeError
-from ..storage import refuse_output
-from .console import err, out, progress, summary_table
-from .inputs import (
+from rheoscope.cli.console import err, out, progress, summary_table
+from rheoscope.cli.inputs import (
     BatchSize,
     Device,
     Dtype,
@@ -28,6 +26,8 @@ from .inputs import (
     Windows,
     opened,
 )
+from rheoscope.errors import RheoscopeError
+from rheoscope.storage import refuse_output
 
 
 def measure(
@@ -61,7 +61,7 @@ def measure(
 ) -> None:
     """Measure a model on a text: one pass, all instruments, a run file and a summary."""
     _refuse_outputs([path for path in (out_file, report_file) if path], tables, table_format, overwrite=overwrite)
-    from ..instruments.measure import measure as measured
+    from rheoscope.instruments.measure import measure as measured
 
     options = instrument_options(choose)
     view, corpus = opened(
@@ -108,7 +108,7 @@ def report(
     overwrite: Overwrite = False,
 ) -> None:
     """Draw a run as one HTML page that opens from disk and loads nothing from a network."""
-    from ..run import Run
+    from rheoscope.run import Run
 
     run = Run.load(run_file)
     page = out_file or run_file.with_suffix(".html")
@@ -119,7 +119,7 @@ def report(
 
 def _refuse_outputs(files: list[Path], tables: Path | None, table_format: str, *, overwrite: bool) -> None:
     """Raise RheoscopeError, before any work is done, where the outputs could not be written in the end."""
-    from ..run import FORMATS
+    from rheoscope.run import FORMATS
 
     for path in files:
         refuse_output(path, overwrite=overwrite)
@@ -135,7 +135,7 @@ def _refuse_outputs(files: list[Path], tables: Path | None, table_format: str, *
 
 def instrument_options(choices: list[str]) -> dict[str, Any]:
     """`NAME.OPTION=VALUE` strings as the Options of each instrument; values are read as YAML scalars or lists."""
-    from ..instruments.measure import INSTRUMENTS
+    from rheoscope.instruments.measure import INSTRUMENTS
 
     chosen: dict[str, dict[str, Any]] = {}
     for choice in choices:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .console import err, out
-from .inputs import Device, Dtype, Model, Seed, Trust
+from rheoscope.cli.console import err, out
+from rheoscope.cli.inputs import Device, Dtype, Model, Seed, Trust
 
 MARKS = {"holds": "[green]holds[/]", "refused": "[yellow]refused[/]", "fails": "[bold red]fails[/]"}
 
@@ -24,8 +24,8 @@ def check(
     trust_remote_code: Trust = False,
 ) -> None:
     """Try the identities that every reading rests on, on this very model. Exit code 1 if one of them fails."""
-    from ..models.check import check as findings_of
-    from ..models.load import load
+    from rheoscope.models.check import check as findings_of
+    from rheoscope.models.load import load
 
     view = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     with err.status("") as status:
@@ -46,8 +46,8 @@ def check(
 
 def models() -> None:
     """List the models that ship with rheoscope and the families whose parts it knows."""
-    from ..models.families import FAMILIES, REFUSED
-    from ..models.load import builtin_models
+    from rheoscope.models.families import FAMILIES, REFUSED
+    from rheoscope.models.load import builtin_models
 
     for name, folder in builtin_models().items():
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

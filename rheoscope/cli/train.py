@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .inputs import Seed, Split, Text
+from rheoscope.cli.inputs import Seed, Split, Text
 
 
 def train(
@@ -27,7 +27,7 @@ def train(
     seed: Seed = 0,
 ) -> None:
     """Train a decoder whose attention shows its routing and filtering; a run that was stopped goes on where it was."""
-    from ..nets.train import train as trained
+    from rheoscope.nets.train import train as trained
 
     kinds = kind.split(",")
     result = trained(

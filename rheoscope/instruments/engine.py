@@ -10,12 +10,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..corpus import Batch
-from ..errors import RheoscopeError
-from ..models.attention import Attention
-from ..models.taps import Tap
-from ..models.view import ModelView
-from .instrument import Instrument, LayerSites
+from rheoscope.corpus import Batch
+from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.instrument import Instrument, LayerSites
+from rheoscope.models.attention import Attention
+from rheoscope.models.taps import Tap
+from rheoscope.models.view import ModelView
 
 LOGITS_BYTES = 512 * 2**20  # of logits alive at a time, for the batch size that is chosen where none is given
 BATCH_TOKENS = 2048

@@ -11,9 +11,9 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ..corpus import Batch, Corpus
-from ..models.attention import Attention
-from ..models.view import ModelView
+from rheoscope.corpus import Batch, Corpus
+from rheoscope.models.attention import Attention
+from rheoscope.models.view import ModelView
 
 
 @dataclass

@@ -11,11 +11,11 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..corpus import Batch, Corpus
-from ..errors import Refused
-from ..models.view import ModelView
-from ..stats import ratio_of_sums
-from .instrument import Instrument
+from rheoscope.corpus import Batch, Corpus
+from rheoscope.errors import Refused
+from rheoscope.instruments.instrument import Instrument
+from rheoscope.models.view import ModelView
+from rheoscope.stats import ratio_of_sums
 
 ROWS = 256  # rows of logits turned into probabilities at a time, so that no second copy of the logits is made
 

@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
-from ..corpus import Corpus, batches
-from ..errors import Refused, RheoscopeError
-from ..models.view import ModelView
-from ..run import Run
-from .catalog import describe
-from .engine import Progress, batch_size_for, refuse_window, run_pass, silent
-from .fields import Fields
-from .instrument import Instrument
-from .loss import Loss
-from .routing import Routing
-from .sinks import SinkReadings
-from .steering import Steering
+from rheoscope.corpus import Corpus, batches
+from rheoscope.errors import Refused, RheoscopeError
+from rheoscope.instruments.catalog import describe
+from rheoscope.instruments.engine import Progress, batch_size_for, refuse_window, run_pass, silent
+from rheoscope.instruments.fields.fields import Fields
+from rheoscope.instruments.instrument import Instrument
+from rheoscope.instruments.loss import Loss
+from rheoscope.instruments.routing.routing import Routing
+from rheoscope.instruments.sinks.sinks import SinkReadings
+from rheoscope.instruments.steering.steering import Steering
+from rheoscope.models.view import ModelView
+from rheoscope.run import Run
 
 INSTRUMENTS: dict[str, type[Instrument]] = {kind.name: kind for kind in (Loss, Routing, Steering, SinkReadings, Fields)}
 PACKAGES = ("rheoscope", "torch", "transformers", "tokenizers", "numpy", "xarray")

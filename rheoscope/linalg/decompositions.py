@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from .factors import as_float64
+from rheoscope.linalg.factors import as_float64
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from ..errors import RheoscopeError
+from rheoscope.errors import RheoscopeError
 
 # Cholesky of the Gram matrix moves each singular value of S, F or M by a share of at most about 1e-15 tr(C^-1), with C
 # the Gram of the columns at unit length. Heads of a trained 135 M model have 1e5 at most. Above the limit: QR.

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..errors import RheoscopeError
-from .factors import as_float64
+from rheoscope.errors import RheoscopeError
+from rheoscope.linalg.factors import as_float64
 
 # Shares of energy are compared to this: nine of ten equal singular values do hold 0.9, whatever the rounding says.
 SHARE_ROUNDING = 1e-12

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Complex128, Float64
 from torch import Tensor
 
-from .factors import split_factors
+from rheoscope.linalg.factors import split_factors
 
 # An eigenvalue this much smaller than the largest is taken for an exact zero that rounding has moved.
 ZERO_EIGENVALUE = 1e-10

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from .factors import as_float64, grouped_shape
+from rheoscope.linalg.factors import as_float64, grouped_shape
 
 
 class ScoreEnergies(NamedTuple):

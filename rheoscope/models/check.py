@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..errors import Refused
-from .checkpoint import first_line
-from .identities import IDENTITIES, Measured
-from .precision import Float64Throughout
-from .view import ModelView
+from rheoscope.errors import Refused
+from rheoscope.models.checkpoint import first_line
+from rheoscope.models.identities import IDENTITIES, Measured
+from rheoscope.models.precision import Float64Throughout
+from rheoscope.models.view import ModelView
 
 LENGTH = 48
 LONGEST = 1024  # tokens spent to reach past a sliding window
@@ -94,7 +94,7 @@ def _judged(name: str, identity: Callable[[ModelView, Tensor], Measured], view: 
             error, epsilons = identity(view, tokens)
     except torch.OutOfMemoryError:
         raise Refused(f"not enough memory to try it in {dtype}: load the model on the CPU") from None
-    except (RuntimeError, ValueError, AttributeError, LookupError) as error:
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         return Finding(name, "fails", dtype=dtype, reason=f"cannot be computed: {first_line(error)}")
     floor = epsilons * torch.finfo(view.dtype).eps
     return Finding(name, "holds" if error <= floor else "fails", error, floor, dtype)

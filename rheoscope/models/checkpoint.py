@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ..errors import RheoscopeError
+from rheoscope.errors import RheoscopeError
 
 # What transformers and the readers beneath it raise for files they cannot make sense of.
 UNREADABLE = (

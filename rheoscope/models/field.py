@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import Refused
-from .families import Residual
+from rheoscope.errors import Refused
+from rheoscope.models.families import Residual
 
 if TYPE_CHECKING:
-    from .view import ModelView
+    from rheoscope.models.view import ModelView
 
 
 def ffn_field(view: ModelView, layer: int, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:

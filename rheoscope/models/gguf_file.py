@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from ..errors import Refused
+from rheoscope.errors import Refused
 
 # Llama 3's own values; a file holds only the frequency factors that follow from them.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

@@ -11,12 +11,12 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..errors import Refused
-from .attention import Attention
-from .families import Residual
-from .interface import attention_by
-from .taps import SITES, refusal
-from .view import ModelView
+from rheoscope.errors import Refused
+from rheoscope.models.attention import Attention
+from rheoscope.models.families import Residual
+from rheoscope.models.interface import attention_by
+from rheoscope.models.taps import SITES, refusal
+from rheoscope.models.view import ModelView
 
 LOCAL = 16.0  # rounding errors of one layer's arithmetic, in units of the dtype's epsilon
 DEEP = 256.0  # the same carried through all layers to the logits

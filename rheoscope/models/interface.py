@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from ..errors import RheoscopeError
-from .attention import Attention, Workspace
+from rheoscope.errors import RheoscopeError
+from rheoscope.models.attention import Attention, Workspace
 
 IMPLEMENTATION = "rheoscope"
 

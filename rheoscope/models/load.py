@@ -22,10 +22,17 @@ import transformers
 from huggingface_hub import constants
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import RheoscopeError
-from .checkpoint import Explained, first_line, model_class, refuse_incomplete, refuse_non_finite, refuse_pickled
-from .gguf_file import correct_positions
-from .view import ModelView, refuse_config
+from rheoscope.errors import RheoscopeError
+from rheoscope.models.checkpoint import (
+    Explained,
+    first_line,
+    model_class,
+    refuse_incomplete,
+    refuse_non_finite,
+    refuse_pickled,
+)
+from rheoscope.models.gguf_file import correct_positions
+from rheoscope.models.view import ModelView, refuse_config
 
 BUILTIN = "builtin:"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

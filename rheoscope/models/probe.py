@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..errors import Refused
-from .attention import Attention
-from .checkpoint import first_line
-from .interface import LayerTaps, attention_by, attention_tapped
+from rheoscope.errors import Refused
+from rheoscope.models.attention import Attention
+from rheoscope.models.checkpoint import first_line
+from rheoscope.models.interface import LayerTaps, attention_by, attention_tapped
 
 N_TOKENS = 4
 WAY_OUT = "use a family of docs/families.md"

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ..errors import Refused, RheoscopeError
-from .families import Residual
-from .interface import PARTS, LayerTaps, Tap, attention_by, attention_tapped, replacement
+from rheoscope.errors import Refused, RheoscopeError
+from rheoscope.models.families import Residual
+from rheoscope.models.interface import PARTS, LayerTaps, Tap, attention_by, attention_tapped, replacement
 
 if TYPE_CHECKING:
-    from .view import ModelView
+    from rheoscope.models.view import ModelView
 
 # Residual sites [batch position d_model]; attn_in and ffn_in are what the two modules are given (after their norm).
 RESIDUAL_SITES = ("resid_pre", "attn_in", "attn_out", "resid_mid", "ffn_in", "ffn_out", "resid_post")

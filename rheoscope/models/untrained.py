@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from ..errors import Refused, RheoscopeError
-from .view import ModelView
+from rheoscope.errors import Refused, RheoscopeError
+from rheoscope.models.view import ModelView
 
 _RUNNING: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models with an untrained null under way
 

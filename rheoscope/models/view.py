@@ -12,13 +12,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import Refused
-from .attention import Workspace
-from .families import FAMILIES, REFUSED, REFUSED_KINDS, Family
-from .interface import Tap
-from .probe import attention_calls, numbered_blocks, one_stream, sees_the_future
-from .taps import tapped
-from .weights import HeadWeights
+from rheoscope.errors import Refused
+from rheoscope.models.attention import Workspace
+from rheoscope.models.families import FAMILIES, REFUSED, REFUSED_KINDS, Family
+from rheoscope.models.interface import Tap
+from rheoscope.models.probe import attention_calls, numbered_blocks, one_stream, sees_the_future
+from rheoscope.models.taps import tapped
+from rheoscope.models.weights import HeadWeights
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

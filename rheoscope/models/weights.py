@@ -13,11 +13,11 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..errors import Refused
-from .families import Packing, Rope
+from rheoscope.errors import Refused
+from rheoscope.models.families import Packing, Rope
 
 if TYPE_CHECKING:
-    from .view import ModelView
+    from rheoscope.models.view import ModelView
 
 
 class HeadWeights:

@@ -4,10 +4,10 @@ Importing it registers the model type `rheoscope_decoder` with transformers' Aut
 `rheoscope.nets.train`, as it takes longer to import.
 """
 
-from .config import KINDS as KINDS
-from .config import LINEAR_KINDS as LINEAR_KINDS
-from .config import RheoscopeConfig as RheoscopeConfig
-from .decoder import RheoscopeForCausalLM as RheoscopeForCausalLM
-from .decoder import RheoscopeModel as RheoscopeModel
-from .presets import PRESETS as PRESETS
-from .presets import preset_config as preset_config
+from rheoscope.nets.config import KINDS as KINDS
+from rheoscope.nets.config import LINEAR_KINDS as LINEAR_KINDS
+from rheoscope.nets.config import RheoscopeConfig as RheoscopeConfig
+from rheoscope.nets.decoder import RheoscopeForCausalLM as RheoscopeForCausalLM
+from rheoscope.nets.decoder import RheoscopeModel as RheoscopeModel
+from rheoscope.nets.presets import PRESETS as PRESETS
+from rheoscope.nets.presets import preset_config as preset_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from ..errors import RheoscopeError
+from rheoscope.errors import RheoscopeError
 
 # kind -> what it is. The order is that of the documentation.
 KINDS = {

@@ -25,12 +25,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from ..errors import RheoscopeError
-from .config import LINEAR_KINDS, RheoscopeConfig
-from .kinds import EnergyGatedAttention, LagConvolution, ResidualLinear, Rotation, SelfAttention
-from .layers import DecoderLayer, norm_of
-from .positions import MorletPositions, RotaryPositions
-from .states import only_states, refuse_foreign, tokens_seen
+from rheoscope.errors import RheoscopeError
+from rheoscope.nets.config import LINEAR_KINDS, RheoscopeConfig
+from rheoscope.nets.kinds import EnergyGatedAttention, LagConvolution, ResidualLinear, Rotation, SelfAttention
+from rheoscope.nets.layers import DecoderLayer, norm_of
+from rheoscope.nets.positions import MorletPositions, RotaryPositions
+from rheoscope.nets.states import only_states, refuse_foreign, tokens_seen
 
 GATE_SLOPE = 2.0  # of the energy gate before training, as published; its threshold starts at 0
 

@@ -14,8 +14,8 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from ..errors import RheoscopeError
-from .recipe import Recipe
+from rheoscope.errors import RheoscopeError
+from rheoscope.nets.recipe import Recipe
 
 RECORD = "training.json"
 # These may differ between a run and its continuation: they move no number of it.

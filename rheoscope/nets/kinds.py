@@ -18,7 +18,7 @@ from torch.nn.functional import softplus
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .attention import (
+from rheoscope.nets.attention import (
     diagonal_bias,
     eager_attention,
     key_biased_attention,
@@ -26,11 +26,11 @@ from .attention import (
     sd_attention,
     skew_pair,
 )
-from .config import RheoscopeConfig
-from .gates import log_gate
-from .linear import elu_attention, sd_linear_attention
-from .positions import rotated
-from .states import linear_state, remember_state
+from rheoscope.nets.config import RheoscopeConfig
+from rheoscope.nets.gates import log_gate
+from rheoscope.nets.linear import elu_attention, sd_linear_attention
+from rheoscope.nets.positions import rotated
+from rheoscope.nets.states import linear_state, remember_state
 
 N_LAGS = 5  # keys averaged by the lag convolution, as published
 

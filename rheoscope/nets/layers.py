@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .config import RheoscopeConfig
-from .kinds import ATTENTION, ResidualLinear, Rotation
+from rheoscope.nets.config import RheoscopeConfig
+from rheoscope.nets.kinds import ATTENTION, ResidualLinear, Rotation
 
 
 class FeedForward(nn.Module):

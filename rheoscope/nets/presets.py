@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import RheoscopeError
-from .config import RheoscopeConfig
+from rheoscope.errors import RheoscopeError
+from rheoscope.nets.config import RheoscopeConfig
 
 GPT2_VOCABULARY = 50257
 BYTE_VOCABULARY = 257  # 256 bytes and an end of text

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..linalg import centred_factors, rank_at_share, routing_singular_values, score_factors
-from .decoder import RheoscopeForCausalLM
-from .kinds import Damped, SelfAttention
+from rheoscope.linalg import centred_factors, rank_at_share, routing_singular_values, score_factors
+from rheoscope.nets.decoder import RheoscopeForCausalLM
+from rheoscope.nets.kinds import Damped, SelfAttention
 
 SHARE = 0.90
 

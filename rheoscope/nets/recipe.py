@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import RheoscopeError
-from .config import RheoscopeConfig
-from .presets import Preset, preset, preset_config
+from rheoscope.errors import RheoscopeError
+from rheoscope.nets.config import RheoscopeConfig
+from rheoscope.nets.presets import Preset, preset, preset_config
 
 PRECISIONS = ("auto", "float32", "bf16")
 ADAM_BETAS = (0.9, 0.95)

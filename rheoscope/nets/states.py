@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, StaticLayer
 
-from ..errors import RheoscopeError
+from rheoscope.errors import RheoscopeError
 
 STATE, SEEN = 0, 1  # places of the two tensors in transformers' cache layer
 

@@ -19,10 +19,10 @@ from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from ..corpus import Corpus, read
-from ..errors import RheoscopeError
-from .decoder import RheoscopeForCausalLM
-from .folder import (
+from rheoscope.corpus import Corpus, read
+from rheoscope.errors import RheoscopeError
+from rheoscope.nets.decoder import RheoscopeForCausalLM
+from rheoscope.nets.folder import (
     last_checkpoint,
     read_record,
     record_of,
@@ -30,8 +30,8 @@ from .folder import (
     remove_checkpoints,
     write_record,
 )
-from .recipe import Recipe
-from .trainer import (
+from rheoscope.nets.recipe import Recipe
+from rheoscope.nets.trainer import (
     CurveCallback,
     NetTrainer,
     Probe,
@@ -42,7 +42,7 @@ from .trainer import (
     read_curve,
     write_curve,
 )
-from .vocabulary import tokenizer_named, vocabulary_hash
+from rheoscope.nets.vocabulary import tokenizer_named, vocabulary_hash
 
 PROBE_WINDOWS = 8  # held-out windows that a probe is given
 

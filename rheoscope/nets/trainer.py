@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..errors import RheoscopeError
-from .decoder import RheoscopeForCausalLM
-from .folder import write_text
-from .recipe import ADAM_BETAS, GRADIENT_NORM, WEIGHT_DECAY, Recipe
+from rheoscope.errors import RheoscopeError
+from rheoscope.nets.decoder import RheoscopeForCausalLM
+from rheoscope.nets.folder import write_text
+from rheoscope.nets.recipe import ADAM_BETAS, GRADIENT_NORM, WEIGHT_DECAY, Recipe
 
 CURVE = "loss.csv"
 CURVE_COLUMNS = ("step", "loss", "held_out_loss", "learning_rate", "grad_norm")  # the probe's come after them

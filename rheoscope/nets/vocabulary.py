@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..corpus.sources import documents
-from ..errors import RheoscopeError
+from rheoscope.corpus.sources import documents
+from rheoscope.errors import RheoscopeError
 
 END = "<|endoftext|>"  # begins a window and ends a text, as with GPT-2
 N_BYTES = 256

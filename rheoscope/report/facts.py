@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import PurePath
 from typing import Any
 
-from ..instruments.catalog import null_name, quantity_of
-from ..tables import Reading
-from .words import duration, moment, number, percent, visible, with_error, worded
+from rheoscope.instruments.catalog import null_name, quantity_of
+from rheoscope.report.words import duration, moment, number, percent, visible, with_error, worded
+from rheoscope.tables import Reading
 
 
 def _left_out(counts: Any) -> str:

@@ -14,10 +14,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from ..tables import siblings
-from .axes import POWERS_OF_TWO, axis_name, layer_axis, rows_downwards
-from .theme import scale, template, tone
-from .words import number
+from rheoscope.report.axes import POWERS_OF_TWO, axis_name, layer_axis, rows_downwards
+from rheoscope.report.theme import scale, template, tone
+from rheoscope.report.words import number
+from rheoscope.tables import siblings
 
 _DASHES = {"null": "dash", "null_gaussian": "dot", "null_shuffled": "dashdot", "null_uniform": "longdashdot"}
 

@@ -6,10 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from .axes import POWERS_OF_TWO, axis_name
-from .figures import new_figure
-from .figures_by_lag import depth_key
-from .theme import at_depth, distinct, tone
+from rheoscope.report.axes import POWERS_OF_TWO, axis_name
+from rheoscope.report.figures import new_figure
+from rheoscope.report.figures_by_lag import depth_key
+from rheoscope.report.theme import at_depth, distinct, tone
 
 _HEADS_IN_LEGEND = 16
 _POINTS_HELD = 150_000  # eigenvalues in one page, about 3 MB

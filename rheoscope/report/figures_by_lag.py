@@ -8,9 +8,9 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from .axes import POWERS_OF_TWO, axis_name, rows_downwards
-from .figures import Level, add_level, colours, new_figure
-from .theme import at_depth, scale
+from rheoscope.report.axes import POWERS_OF_TWO, axis_name, rows_downwards
+from rheoscope.report.figures import Level, add_level, colours, new_figure
+from rheoscope.report.theme import at_depth, scale
 
 _LAGS_DRAWN = 160  # on a logarithmic axis more cannot be told apart
 

@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.subplots import make_subplots
 
-from .axes import POWERS_OF_TWO, layer_axis
-from .figures import Level, add_level, colours, new_figure
-from .figures_by_lag import depth_key
-from .theme import at_depth, distinct, scale, template, tone
+from rheoscope.report.axes import POWERS_OF_TWO, layer_axis
+from rheoscope.report.figures import Level, add_level, colours, new_figure
+from rheoscope.report.figures_by_lag import depth_key
+from rheoscope.report.theme import at_depth, distinct, scale, template, tone
 
 MOST_LAYERS = 8  # drawn as pictures of their own
 _SCALE_AXIS = {"title": {"text": "scale (tokens)"}, "showgrid": False, **POWERS_OF_TWO}

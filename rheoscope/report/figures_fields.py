@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from .axes import axis_name
-from .figures import Level, Line, by_depth, caption, heat_map
-from .figures_by_lag import lag_lines, lag_map
-from .figures_by_scale import (
+from rheoscope.report.axes import axis_name
+from rheoscope.report.figures import Level, Line, by_depth, caption, heat_map
+from rheoscope.report.figures_by_lag import lag_lines, lag_map
+from rheoscope.report.figures_by_scale import (
     bands_by_depth,
     coherence_map,
     lines_by_layer,
@@ -17,9 +17,9 @@ from .figures_by_scale import (
     scales_by_depth,
     some_layers,
 )
-from .panels import Panel, Question, Section, View
-from .theme import tone
-from .words import median, number, percent
+from rheoscope.report.panels import Panel, Question, Section, View
+from rheoscope.report.theme import tone
+from rheoscope.report.words import median, number, percent
 
 
 def _whole(dataset: xr.Dataset) -> xr.Dataset:

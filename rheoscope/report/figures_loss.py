@@ -6,11 +6,11 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from .axes import POWERS_OF_TWO, axis_name
-from .figures import Level, add_level, caption, new_figure, plain
-from .panels import Panel, Question, Section, View
-from .theme import tone
-from .words import number
+from rheoscope.report.axes import POWERS_OF_TWO, axis_name
+from rheoscope.report.figures import Level, add_level, caption, new_figure, plain
+from rheoscope.report.panels import Panel, Question, Section, View
+from rheoscope.report.theme import tone
+from rheoscope.report.words import number
 
 _BARS = 40
 _POINTS_DRAWN = 3000  # in one figure; more are slow in a browser and lie on top of each other

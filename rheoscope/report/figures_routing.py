@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from .figures import Level, Line, by_depth, caption, heat_map, null_label, nulls_of
-from .figures_by_head import eigenvalue_cloud, heads_against, layers_drawn
-from .figures_by_lag import lag_lines, lag_map
-from .panels import Panel, Question, Section, View
-from .words import median, number, percent
+from rheoscope.report.figures import Level, Line, by_depth, caption, heat_map, null_label, nulls_of
+from rheoscope.report.figures_by_head import eigenvalue_cloud, heads_against, layers_drawn
+from rheoscope.report.figures_by_lag import lag_lines, lag_map
+from rheoscope.report.panels import Panel, Question, Section, View
+from rheoscope.report.words import median, number, percent
 
 _GAUSSIAN = Level(0.5, "unrelated queries and keys")
 _MAPS = {  # variable: its button, and what the colours diverge from

@@ -6,11 +6,11 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from .axes import POWERS_OF_TWO, axis_name, layer_axis, rows_downwards
-from .figures import colours, new_figure, plain
-from .figures_by_lag import depth_key
-from .theme import at_depth, distinct, tone
-from .words import visible
+from rheoscope.report.axes import POWERS_OF_TWO, axis_name, layer_axis, rows_downwards
+from rheoscope.report.figures import colours, new_figure, plain
+from rheoscope.report.figures_by_lag import depth_key
+from rheoscope.report.theme import at_depth, distinct, tone
+from rheoscope.report.words import visible
 
 KINDS = ("mixed", "sink", "diagonal", "previous token")
 MASSES = ("sink_mass", "diagonal_mass", "previous_mass")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from ..instruments.sinks import SinkReadings
-from .figures import Level, Line, by_depth, caption, heat_map
-from .figures_by_head import heads_against
-from .figures_sink_heads import KINDS, cost_figure, kind_map, kind_of_heads, output_figure, passage
-from .figures_smoothing import cosines_by_depth, mixing_curves, predicted_against_measured
-from .panels import Panel, Question, Section, View
-from .words import median, number, percent
+from rheoscope.instruments.sinks.sinks import SinkReadings
+from rheoscope.report.figures import Level, Line, by_depth, caption, heat_map
+from rheoscope.report.figures_by_head import heads_against
+from rheoscope.report.figures_sink_heads import KINDS, cost_figure, kind_map, kind_of_heads, output_figure, passage
+from rheoscope.report.figures_smoothing import cosines_by_depth, mixing_curves, predicted_against_measured
+from rheoscope.report.panels import Panel, Question, Section, View
+from rheoscope.report.words import median, number, percent
 
 _THRESHOLD = SinkReadings.Options().threshold
 _MAPS = {

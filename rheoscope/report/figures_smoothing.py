@@ -6,10 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from .axes import axis_name
-from .figures import Line, by_depth, new_figure
-from .figures_by_lag import depth_key
-from .theme import at_depth, tone
+from rheoscope.report.axes import axis_name
+from rheoscope.report.figures import Line, by_depth, new_figure
+from rheoscope.report.figures_by_lag import depth_key
+from rheoscope.report.theme import at_depth, tone
 
 
 def mixing_curves(dataset: xr.Dataset) -> go.Figure:

@@ -8,10 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from .figures import Level, Line, by_depth, caption
-from .panels import Panel, Question, Section, View
-from .theme import tone
-from .words import median, number, percent, with_error
+from rheoscope.report.figures import Level, Line, by_depth, caption
+from rheoscope.report.panels import Panel, Question, Section, View
+from rheoscope.report.theme import tone
+from rheoscope.report.words import median, number, percent, with_error
 
 ATTENTION, FFN, WHOLE = "routing", "filtering", "score"
 

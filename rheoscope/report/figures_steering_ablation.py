@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from .figures import caption
-from .figures_steering_edits import (
+from rheoscope.report.figures import caption
+from rheoscope.report.figures_steering_edits import (
     defect_against_cost,
     defect_beside_cost,
     gain_figure,
@@ -16,8 +16,8 @@ from .figures_steering_edits import (
     response_figure,
     variant_bars,
 )
-from .panels import Panel, Question, Section, View
-from .words import number
+from rheoscope.report.panels import Panel, Question, Section, View
+from rheoscope.report.words import number
 
 
 def _signed(value: float) -> str:

@@ -6,11 +6,11 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from ..theory.portraits import REACH
-from .figures import caption, new_figure
-from .panels import Panel, Question, Section, View
-from .theme import distinct, scale, tone
-from .words import percent
+from rheoscope.report.figures import caption, new_figure
+from rheoscope.report.panels import Panel, Question, Section, View
+from rheoscope.report.theme import distinct, scale, tone
+from rheoscope.report.words import percent
+from rheoscope.theory.portraits import REACH
 
 KINDS = {"critical_kind_share": "found", "critical_kind_share_null_directions": "random"}
 NULL_WEIGHTS = {"critical_kind_share_null_weights": "shuffled"}

@@ -6,9 +6,9 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from .axes import axis_name, layer_axis
-from .figures import Level, add_level, new_figure
-from .theme import at_depth, distinct, tone
+from rheoscope.report.axes import axis_name, layer_axis
+from rheoscope.report.figures import Level, add_level, new_figure
+from rheoscope.report.theme import at_depth, distinct, tone
 
 SPARED = {"none": "every token changed", "first": "first tokens left alone", "massive": "massive tokens left alone"}
 

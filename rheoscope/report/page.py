@@ -15,13 +15,13 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 from plotly.utils import PlotlyJSONEncoder
 
-from ..instruments.catalog import CATALOG, Quantity
-from ..run import Run
-from . import theme
-from .facts import checks, facts, in_one_line, name_of, tiles
-from .panels import Panel
-from .sections import SECTIONS
-from .words import visible
+from rheoscope.instruments.catalog import CATALOG, Quantity
+from rheoscope.report import theme
+from rheoscope.report.facts import checks, facts, in_one_line, name_of, tiles
+from rheoscope.report.panels import Panel
+from rheoscope.report.sections import SECTIONS
+from rheoscope.report.words import visible
+from rheoscope.run import Run
 
 
 def html(run: Run) -> str:

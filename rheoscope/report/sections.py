@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .figures_fields import FIELDS
-from .figures_loss import LOSS
-from .figures_routing import ROUTING
-from .figures_sinks import SINKS
-from .figures_steering import STEERING
-from .figures_steering_ablation import ABLATION
-from .figures_steering_criticals import CRITICALS
-from .panels import Section
+from rheoscope.report.figures_fields import FIELDS
+from rheoscope.report.figures_loss import LOSS
+from rheoscope.report.figures_routing import ROUTING
+from rheoscope.report.figures_sinks import SINKS
+from rheoscope.report.figures_steering import STEERING
+from rheoscope.report.figures_steering_ablation import ABLATION
+from rheoscope.report.figures_steering_criticals import CRITICALS
+from rheoscope.report.panels import Section
 
 SECTIONS: tuple[Section, ...] = (LOSS, ROUTING, FIELDS, SINKS, STEERING, ABLATION, CRITICALS)

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 from torch import Tensor
 
-from ..errors import RheoscopeError
-from .comoments import CoMoments
-from .estimates import Estimate, Numbers, float64, paired_rows, quotient
+from rheoscope.errors import RheoscopeError
+from rheoscope.stats.comoments import CoMoments
+from rheoscope.stats.estimates import Estimate, Numbers, float64, paired_rows, quotient
 
 A = TypeVar("A", bound="Accumulator")
 

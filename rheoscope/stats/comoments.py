@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from .estimates import quotient
+from rheoscope.stats.estimates import quotient
 
 
 class CoMoments(NamedTuple):

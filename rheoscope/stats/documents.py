@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int, Int64, Shaped
 from torch import Tensor
 
-from ..errors import RheoscopeError
-from .accumulators import A, Accumulator
-from .comoments import CoMoments
-from .estimates import Estimate, float64, linearised_se, paired_rows, quotient
+from rheoscope.errors import RheoscopeError
+from rheoscope.stats.accumulators import A, Accumulator
+from rheoscope.stats.comoments import CoMoments
+from rheoscope.stats.estimates import Estimate, float64, linearised_se, paired_rows, quotient
 
 Documents = Int[np.ndarray | Tensor, " window"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, Shaped
 from torch import Tensor
 
-from ..errors import RheoscopeError
+from rheoscope.errors import RheoscopeError
 
 # What NumPy's arithmetic makes of an array: without dimensions, a scalar.
 Numbers = np.ndarray | np.generic

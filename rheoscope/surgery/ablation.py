@@ -16,22 +16,22 @@ from pathlib import Path
 
 import xarray as xr
 
-from ..corpus import Corpus
-from ..errors import RheoscopeError
-from ..instruments.catalog import describe
-from ..instruments.engine import Progress, refuse_window, silent
-from ..instruments.loss import refuse_loss
-from ..instruments.measure import provenance
-from ..models.field import refuse_field
-from ..models.view import ModelView
-from ..run import Run
-from .gates import Fit, gate_readings, split_units
-from .parallel import parallel_curve as parallel_curve_readings
-from .parallel import parallel_layers
-from .passes import Passes
-from .prefix import prefix_readings
-from .pressure import pressure_readings
-from .variants import variant_table, variants_by_layer
+from rheoscope.corpus import Corpus
+from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.catalog import describe
+from rheoscope.instruments.engine import Progress, refuse_window, silent
+from rheoscope.instruments.loss import refuse_loss
+from rheoscope.instruments.measure import provenance
+from rheoscope.models.field import refuse_field
+from rheoscope.models.view import ModelView
+from rheoscope.run import Run
+from rheoscope.surgery.gates import Fit, gate_readings, split_units
+from rheoscope.surgery.parallel import parallel_curve as parallel_curve_readings
+from rheoscope.surgery.parallel import parallel_layers
+from rheoscope.surgery.passes import Passes
+from rheoscope.surgery.prefix import prefix_readings
+from rheoscope.surgery.pressure import pressure_readings
+from rheoscope.surgery.variants import variant_table, variants_by_layer
 
 NAME = "ablation"
 

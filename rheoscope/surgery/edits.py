@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from ..models.interface import Tap
-from ..models.view import ModelView
+from rheoscope.models.interface import Tap
+from rheoscope.models.view import ModelView
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..errors import RheoscopeError
-from ..models.interface import Tap
-from ..models.view import ModelView
-from .edits import Edit
+from rheoscope.errors import RheoscopeError
+from rheoscope.models.interface import Tap
+from rheoscope.models.view import ModelView
+from rheoscope.surgery.edits import Edit
 
 Heads = tuple[tuple[int, int], ...]
 

@@ -15,15 +15,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..errors import Refused, RheoscopeError
-from ..instruments.steps import exact, tangential
-from ..instruments.strongest import strongest
-from ..models.attention import Attention
-from ..models.families import Residual
-from ..models.field import ffn_is_parallel
-from ..models.interface import Tap
-from ..models.view import ModelView
-from .edits import Edit
+from rheoscope.errors import Refused, RheoscopeError
+from rheoscope.instruments.steering.steps import exact, tangential
+from rheoscope.instruments.steering.strongest import strongest
+from rheoscope.models.attention import Attention
+from rheoscope.models.families import Residual
+from rheoscope.models.field import ffn_is_parallel
+from rheoscope.models.interface import Tap
+from rheoscope.models.view import ModelView
+from rheoscope.surgery.edits import Edit
 
 MASSIVE = 20.0  # a token is massive where its length is above this many times the median of its window
 SPARED = ("none", "first", "massive")

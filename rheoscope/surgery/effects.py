@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64
 
-from ..corpus import Corpus, batches
-from ..instruments.engine import Progress, batch_size_for, run_pass, silent
-from ..instruments.loss import Loss
-from ..models.view import ModelView
-from ..stats import Estimate, paired_difference
-from .edits import Edit, edited
+from rheoscope.corpus import Corpus, batches
+from rheoscope.instruments.engine import Progress, batch_size_for, run_pass, silent
+from rheoscope.instruments.loss import Loss
+from rheoscope.models.view import ModelView
+from rheoscope.stats import Estimate, paired_difference
+from rheoscope.surgery.edits import Edit, edited
 
 
 def window_losses(

@@ -10,14 +10,14 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ..corpus import Batch, Corpus, batches
-from ..errors import RheoscopeError
-from ..instruments.engine import Progress, silent
-from ..instruments.loss import refuse_loss
-from ..models.field import refuse_field
-from ..models.view import ModelView
-from .edits_steering import GateFFN
-from .passes import Passes
+from rheoscope.corpus import Batch, Corpus, batches
+from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.engine import Progress, silent
+from rheoscope.instruments.loss import refuse_loss
+from rheoscope.models.field import refuse_field
+from rheoscope.models.view import ModelView
+from rheoscope.surgery.edits_steering import GateFFN
+from rheoscope.surgery.passes import Passes
 
 CALIBRATION = 0.5  # share of the units that the gates are fitted on
 

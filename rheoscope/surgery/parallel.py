@@ -13,14 +13,14 @@ import xarray as xr
 from jaxtyping import Float64, Int
 from torch import nn
 
-from ..corpus import Batch, Corpus, batches
-from ..errors import RheoscopeError
-from ..instruments.engine import run_pass
-from ..instruments.steering import Steering
-from ..models.view import ModelView
-from ..stats import Estimate
-from .edits_steering import ParallelFFN
-from .passes import Passes
+from rheoscope.corpus import Batch, Corpus, batches
+from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.engine import run_pass
+from rheoscope.instruments.steering.steering import Steering
+from rheoscope.models.view import ModelView
+from rheoscope.stats import Estimate
+from rheoscope.surgery.edits_steering import ParallelFFN
+from rheoscope.surgery.passes import Passes
 
 N_TIMED = 3  # passes over one batch whose fastest times count
 

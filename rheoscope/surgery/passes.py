@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from ..corpus import Corpus
-from ..errors import RheoscopeError
-from ..instruments.engine import Progress, batch_size_for, silent
-from ..instruments.measure import weights_hash
-from ..models.view import ModelView
-from ..stats import Estimate
-from .edits import Edit
-from .effects import loss_change, window_losses
+from rheoscope.corpus import Corpus
+from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.engine import Progress, batch_size_for, silent
+from rheoscope.instruments.measure import weights_hash
+from rheoscope.models.view import ModelView
+from rheoscope.stats import Estimate
+from rheoscope.surgery.edits import Edit
+from rheoscope.surgery.effects import loss_change, window_losses
 
 
 @dataclass(frozen=True)

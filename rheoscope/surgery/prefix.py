@@ -13,16 +13,16 @@ import xarray as xr
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from ..corpus import Batch, batches
-from ..errors import RheoscopeError
-from ..instruments.steering import EPSILON
-from ..instruments.steps import angle, deficit, exact, tangential
-from ..models.field import derivative, ffn_field, ffn_is_parallel
-from ..models.view import ModelView
-from ..stats import ratio_of_sums
-from .edits import Edit, edited
-from .edits_steering import OtherPrefix
-from .passes import Passes
+from rheoscope.corpus import Batch, batches
+from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.steering.steering import EPSILON
+from rheoscope.instruments.steering.steps import angle, deficit, exact, tangential
+from rheoscope.models.field import derivative, ffn_field, ffn_is_parallel
+from rheoscope.models.view import ModelView
+from rheoscope.stats import ratio_of_sums
+from rheoscope.surgery.edits import Edit, edited
+from rheoscope.surgery.edits_steering import OtherPrefix
+from rheoscope.surgery.passes import Passes
 
 READINGS = ("prefix_turn", "prefix_deficit_change", "prefix_defect_change")
 N_PROBES = 2  # random directions per source of the response

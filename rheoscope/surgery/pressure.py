@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from ..corpus import batches
-from ..instruments.engine import run_pass
-from ..instruments.steering import Steering
-from .edits import Edit, edited
-from .edits_steering import AttentionGain
-from .passes import Passes
-from .variants import VARIANTS
+from rheoscope.corpus import batches
+from rheoscope.instruments.engine import run_pass
+from rheoscope.instruments.steering.steering import Steering
+from rheoscope.surgery.edits import Edit, edited
+from rheoscope.surgery.edits_steering import AttentionGain
+from rheoscope.surgery.passes import Passes
+from rheoscope.surgery.variants import VARIANTS
 
 GAINS = (1.0, 1.5, 2.0, 3.0)
 

@@ -14,16 +14,16 @@ import torch
 import xarray as xr
 from jaxtyping import Float64
 
-from ..corpus import Batch, Corpus, batches
-from ..instruments.engine import batch_size_for, run_pass
-from ..instruments.instrument import Instrument, LayerSites
-from ..instruments.loss import Loss
-from ..models.view import ModelView
-from ..stats import Estimate, paired_difference
-from ..theory.smoothing import mean_cosine
-from .edits import Edit, edited
-from .edits_sinks import ConstantHeads, Heads, IdentityHeads
-from .effects import loss_change
+from rheoscope.corpus import Batch, Corpus, batches
+from rheoscope.instruments.engine import batch_size_for, run_pass
+from rheoscope.instruments.instrument import Instrument, LayerSites
+from rheoscope.instruments.loss import Loss
+from rheoscope.models.view import ModelView
+from rheoscope.stats import Estimate, paired_difference
+from rheoscope.surgery.edits import Edit, edited
+from rheoscope.surgery.edits_sinks import ConstantHeads, Heads, IdentityHeads
+from rheoscope.surgery.effects import loss_change
+from rheoscope.theory.smoothing import mean_cosine
 
 
 class TokenCosines(Instrument):

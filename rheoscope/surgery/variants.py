@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from .edits_steering import SPARED, RadialFFN, TangentialFFN, TermEdit, ZeroAttention, ZeroFFN
-from .passes import Passes
+from rheoscope.surgery.edits_steering import SPARED, RadialFFN, TangentialFFN, TermEdit, ZeroAttention, ZeroFFN
+from rheoscope.surgery.passes import Passes
 
 VARIANTS: dict[str, type[TermEdit]] = {
     "zero-FFN": ZeroFFN,

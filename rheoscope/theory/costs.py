@@ -17,7 +17,7 @@ from jaxtyping import Float, Float64
 from scipy import sparse
 from scipy.stats import linregress, t
 
-from ..errors import RheoscopeError
+from rheoscope.errors import RheoscopeError
 
 NORMS: dict[str, Callable[[cvxpy.Expression], cvxpy.Expression]] = {
     "frobenius": lambda M: cvxpy.norm(M, "fro"),

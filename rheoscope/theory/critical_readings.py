@@ -12,16 +12,16 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from ..corpus import Corpus
-from ..errors import RheoscopeError
-from ..instruments.catalog import describe
-from ..instruments.measure import provenance
-from ..models.field import refuse_field
-from ..models.view import ModelView
-from ..run import Run
-from .criticals import KINDS, Criticals, Field, Stability, find_criticals, stability
-from .layer_fields import FIELDS, layer_field, random_directions, shuffled_ffn, starts
-from .portraits import portrait
+from rheoscope.corpus import Corpus
+from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.catalog import describe
+from rheoscope.instruments.measure import provenance
+from rheoscope.models.field import refuse_field
+from rheoscope.models.view import ModelView
+from rheoscope.run import Run
+from rheoscope.theory.criticals import KINDS, Criticals, Field, Stability, find_criticals, stability
+from rheoscope.theory.layer_fields import FIELDS, layer_field, random_directions, shuffled_ffn, starts
+from rheoscope.theory.portraits import portrait
 
 NAME = "criticals"
 N_DIRECTIONS = 12  # random directions whose spectra are the null

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
-from ..models.field import derivative
+from rheoscope.models.field import derivative
 
 Field = Callable[[Float[Tensor, "direction d_model"]], Float[Tensor, "direction d_model"]]
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.integrate import solve_ivp
 
-from ..errors import RheoscopeError
+from rheoscope.errors import RheoscopeError
 
 Particles = Float64[np.ndarray, "particle d"]
 Steering = Callable[[Particles], Particles]

@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..corpus import Corpus, batches
-from ..errors import Refused
-from ..models.field import ffn_field, refuse_field
-from ..models.view import ModelView
-from .criticals import Field
+from rheoscope.corpus import Corpus, batches
+from rheoscope.errors import Refused
+from rheoscope.models.field import ffn_field, refuse_field
+from rheoscope.models.view import ModelView
+from rheoscope.theory.criticals import Field
 
 FIELDS = ("FFN only", "attention only", "full")
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .criticals import Field, zero_score
+from rheoscope.theory.criticals import Field, zero_score
 
 GRID = 21
 REACH = 1.6  # half the width of a portrait, in units of t, where its pair is

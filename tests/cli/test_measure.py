@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rheoscope.cli import console
 from rheoscope.instruments.loss import Loss
-from rheoscope.instruments.routing import Routing
+from rheoscope.instruments.routing.routing import Routing
 from rheoscope.run import Run
 
 from .running import run

@@ -13,7 +13,7 @@ from rheoscope.errors import RheoscopeError
 from rheoscope.instruments.engine import BATCH_TOKENS, batch_size_for, refuse_window, run_pass
 from rheoscope.instruments.instrument import Instrument
 from rheoscope.instruments.loss import Loss
-from rheoscope.instruments.routing import Routing
+from rheoscope.instruments.routing.routing import Routing
 from rheoscope.models.view import ModelView
 from tests.tiny import tiny
 

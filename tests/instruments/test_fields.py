@@ -8,8 +8,8 @@ from rheoscope.corpus import batches
 from rheoscope.errors import Refused, RheoscopeError
 from rheoscope.instruments.catalog import out_of_bounds
 from rheoscope.instruments.engine import run_pass
-from rheoscope.instruments.fields import Fields
-from rheoscope.instruments.fields_nulls import chance_corpus
+from rheoscope.instruments.fields.fields import Fields
+from rheoscope.instruments.fields.nulls import chance_corpus
 from rheoscope.instruments.measure import measure
 from rheoscope.models.view import ModelView
 from tests.tiny import Float64Throughout, tiny

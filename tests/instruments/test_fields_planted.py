@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from rheoscope.errors import Refused
-from rheoscope.instruments.coherence import coherence, row_coefficients
-from rheoscope.instruments.entries import Entries
-from rheoscope.instruments.fields import Fields
-from rheoscope.instruments.fields_ensemble import Design, ensemble_readings
-from rheoscope.instruments.fields_layer import Layer
-from rheoscope.instruments.snapshots import AllSnapshots, LeadingSubspace
-from rheoscope.instruments.wavelets import Morlet, centred_rows, default_scales
+from rheoscope.instruments.fields.coherence import coherence, row_coefficients
+from rheoscope.instruments.fields.ensemble import Design, ensemble_readings
+from rheoscope.instruments.fields.entries import Entries
+from rheoscope.instruments.fields.fields import Fields
+from rheoscope.instruments.fields.layer import Layer
+from rheoscope.instruments.fields.snapshots import AllSnapshots, LeadingSubspace
+from rheoscope.instruments.fields.wavelets import Morlet, centred_rows, default_scales
 from rheoscope.models.view import ModelView
 from tests.tiny import tiny
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rheoscope.instruments.measure import measure
-from rheoscope.instruments.routing import Routing
+from rheoscope.instruments.routing.routing import Routing
 from rheoscope.models.view import ModelView
 from tests import naive
 from tests.tiny import Float64Throughout, tiny

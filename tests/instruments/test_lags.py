@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rheoscope.instruments.lags import lag_grid, pair_energies, signed_lag_sums
+from rheoscope.instruments.routing.lags import lag_grid, pair_energies, signed_lag_sums
 from tests import naive
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64 sums of at most 13 terms

@@ -11,7 +11,7 @@ from rheoscope.errors import Refused, RheoscopeError
 from rheoscope.instruments.catalog import CATALOG, out_of_bounds, quantity_of
 from rheoscope.instruments.loss import Loss
 from rheoscope.instruments.measure import INSTRUMENTS, measure, weights_hash
-from rheoscope.instruments.routing import Routing
+from rheoscope.instruments.routing.routing import Routing
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.edits import Edit, edited
 from tests.tiny import Float64Throughout, tiny

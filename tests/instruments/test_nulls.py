@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rheoscope.instruments.measure import measure
-from rheoscope.instruments.routing import Routing
-from rheoscope.instruments.spectra import gaussian_readings
+from rheoscope.instruments.routing.routing import Routing
+from rheoscope.instruments.routing.spectra import gaussian_readings
 from rheoscope.models.view import ModelView
 from tests.tiny import tiny
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
-from rheoscope.instruments.entries import Entries
-from rheoscope.instruments.pod import (
+from rheoscope.instruments.fields.entries import Entries
+from rheoscope.instruments.fields.pod import (
     LEVELS,
     centred_gram,
     h_star,

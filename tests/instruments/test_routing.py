@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rheoscope.instruments.measure import measure
-from rheoscope.instruments.routing import Routing
+from rheoscope.instruments.routing.routing import Routing
 from rheoscope.models.view import ModelView
 from tests.tiny import Float64Throughout, tiny
 

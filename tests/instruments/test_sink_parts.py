@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from rheoscope.instruments import map_entries as entries_module
-from rheoscope.instruments.geometry import sink_geometry
-from rheoscope.instruments.map_entries import FromMap, FromNormaliser, chunked_normaliser, map_entries
-from rheoscope.instruments.mixing import attention_step, linear_step
-from rheoscope.instruments.outputs import output_bounds
-from rheoscope.instruments.pattern_costs import head_costs, least_pattern_costs
-from rheoscope.instruments.switches import Switches, dependence, flipping_tokens
-from rheoscope.instruments.value_norms import ValueNorms
+from rheoscope.instruments.sinks import map_entries as entries_module
+from rheoscope.instruments.sinks.geometry import sink_geometry
+from rheoscope.instruments.sinks.map_entries import FromMap, FromNormaliser, chunked_normaliser, map_entries
+from rheoscope.instruments.sinks.mixing import attention_step, linear_step
+from rheoscope.instruments.sinks.outputs import output_bounds
+from rheoscope.instruments.sinks.pattern_costs import head_costs, least_pattern_costs
+from rheoscope.instruments.sinks.switches import Switches, dependence, flipping_tokens
+from rheoscope.instruments.sinks.value_norms import ValueNorms
 from rheoscope.models.view import ModelView
 from rheoscope.theory.costs import closed_form
 from tests.tiny import VARIANTS, Float64Throughout, input_ids, tiny

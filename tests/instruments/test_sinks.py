@@ -11,7 +11,7 @@ from rheoscope.errors import RheoscopeError
 from rheoscope.instruments.catalog import CATALOG, out_of_bounds
 from rheoscope.instruments.engine import run_pass
 from rheoscope.instruments.measure import measure
-from rheoscope.instruments.sinks import SinkReadings, uniform_masses
+from rheoscope.instruments.sinks.sinks import SinkReadings, uniform_masses
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.edits import edited
 from rheoscope.surgery.edits_sinks import SinkOneHot

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rheoscope.instruments.spectra import gaussian_readings, head_spectra
+from rheoscope.instruments.routing.spectra import gaussian_readings, head_spectra
 from rheoscope.linalg import score_energies
 from tests import naive
 

@@ -9,7 +9,7 @@ import torch
 from rheoscope.errors import Refused, RheoscopeError
 from rheoscope.instruments.catalog import out_of_bounds
 from rheoscope.instruments.measure import measure
-from rheoscope.instruments.steering import EPSILON, Steering
+from rheoscope.instruments.steering.steering import EPSILON, Steering
 from rheoscope.models.families import Residual
 from rheoscope.models.field import ffn_derivative, ffn_field
 from rheoscope.models.view import ModelView

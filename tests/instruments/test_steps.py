@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rheoscope.instruments.steps import (
+from rheoscope.instruments.steering.steps import (
     angle,
     deficit,
     radial_share,

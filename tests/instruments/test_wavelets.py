@@ -7,8 +7,8 @@ import pytest
 import pywt
 import torch
 
-from rheoscope.instruments.entries import Entries
-from rheoscope.instruments.wavelets import (
+from rheoscope.instruments.fields.entries import Entries
+from rheoscope.instruments.fields.wavelets import (
     Morlet,
     RowEnergies,
     between_steps,

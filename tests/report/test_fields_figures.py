@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rheoscope.instruments.catalog import CATALOG
-from rheoscope.instruments.fields import Fields
+from rheoscope.instruments.fields.fields import Fields
 from rheoscope.instruments.measure import measure
 from rheoscope.models.view import ModelView
 from rheoscope.report.figures_fields import FIELDS

@@ -9,7 +9,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from rheoscope.instruments.measure import measure
-from rheoscope.instruments.sinks import SinkReadings
+from rheoscope.instruments.sinks.sinks import SinkReadings
 from rheoscope.models.view import ModelView
 from rheoscope.report.figures_sink_heads import KINDS, kind_of_heads
 from rheoscope.report.figures_sinks import SINKS

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rheoscope.instruments.measure import measure
-from rheoscope.instruments.steering import Steering
+from rheoscope.instruments.steering.steering import Steering
 from rheoscope.models.view import ModelView
 from rheoscope.report.figures_steering import STEERING
 from rheoscope.report.figures_steering_ablation import ABLATION

@@ -7,7 +7,7 @@ import torch
 from rheoscope.corpus import batches
 from rheoscope.errors import RheoscopeError
 from rheoscope.instruments.engine import run_pass
-from rheoscope.instruments.sinks import SinkReadings
+from rheoscope.instruments.sinks.sinks import SinkReadings
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.edits import edited
 from rheoscope.surgery.edits_sinks import (

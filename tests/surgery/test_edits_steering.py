@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rheoscope.errors import Refused, RheoscopeError
-from rheoscope.instruments.strongest import strongest
+from rheoscope.instruments.steering.strongest import strongest
 from rheoscope.models.families import Residual
 from rheoscope.models.field import ffn_field
 from rheoscope.models.view import ModelView

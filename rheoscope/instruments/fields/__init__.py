@@ -1,0 +1,1 @@
+"""Fields: attention maps as a turbulent field."""

@@ -1,0 +1,255 @@
+"""Readings of one field's ensemble of snapshots: intensity, spectra, ranks, decay, held-out error and modes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+from rheoscope.instruments.fields.entries import Entries
+from rheoscope.instruments.fields.pod import (
+    CONSTANT,
+    LEVELS,
+    HeldOut,
+    Spectrum,
+    h_star,
+    held_out,
+    lag_grams,
+    lag_window,
+    modes,
+    power_law,
+    spectrum,
+    subset_spectrum,
+)
+from rheoscope.instruments.fields.snapshots import Ensemble
+from rheoscope.stats.estimates import quotient, ratio_of_sums
+
+GROUPS = 8  # of documents, left out one at a time for standard errors
+MOST_SUBSETS = 4  # of snapshots that share the work of one count in the curve H*(N)
+LIMITED = 0.6  # of the number of snapshots: above, H* is bounded by them
+Readings = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Design:
+    """What the ensembles of all layers are read with."""
+
+    bands: tuple[float, ...]  # scales of the windows on lag, ∞ for the whole field last
+    window: str
+    n_modes: int
+    n_bins: int
+    counts: tuple[int, ...]  # numbers of snapshots of the curve H*(N)
+    ranks: tuple[int, ...]  # numbers of modes at which reconstruction errors are given
+
+    def weights(self, entries: Entries) -> Float64[np.ndarray, "band lag"]:
+        return np.stack([lag_window(self.window, band, entries.lags) for band in self.bands])
+
+
+def ensemble_readings(
+    ensemble: Ensemble, entries: Entries, design: Design, units: Int64[np.ndarray, " row"] | None
+) -> Readings:
+    """All readings of one field. Standard errors and held-out errors are NaN where rows are not snapshots."""
+    weights = design.weights(entries)
+    readings = intensities(ensemble, entries)
+    X, dropped = _kept_and_dropped(ensemble.rows, entries)
+    grams = lag_grams(X, entries.bounds.tolist(), torch.from_numpy(weights))
+    found = spectrum(grams, ensemble.n)
+    kept = entries.kept
+    discarded = weights**2 @ entries.by_lag(ensemble.discarded * kept) / ensemble.n
+    floor = CONSTANT * (weights**2 @ entries.by_lag(ensemble.mean**2 * kept))
+    eigenvalues = found.eigenvalues.numpy()
+    readings["eigenvalues"] = eigenvalues
+    readings["h_star"] = _ranks(eigenvalues, discarded, floor)
+    readings["h_star_limited"] = (readings["h_star"] > LIMITED * ensemble.n).astype(np.float64)
+    total = eigenvalues.sum(1) + discarded
+    readings["discarded_share"] = quotient(discarded, total)
+    readings["reconstruction_error"] = quotient(
+        (_tails(eigenvalues) + discarded[:, None])[:, _clipped(design.ranks, found)], total[:, None]
+    )
+    readings |= _decay(eigenvalues, ensemble.n, total > floor)
+    readings |= _everything(grams[-1] + dropped @ dropped.T, ensemble)
+    readings |= mode_readings(X, found, ensemble.n, entries, design)
+    if units is None:
+        del readings["coefficients"]  # its rows are directions, not snapshots
+    readings |= intensity_errors(X, ensemble.mean * kept, entries, units)
+    readings |= _resampled(grams, ensemble, design, floor, units)
+    return readings
+
+
+def intensities(ensemble: Ensemble, entries: Entries) -> Readings:
+    """Σ_s ‖u_s‖² / Σ_s ‖A_s‖² of the field, by lag, and of the whole map; shares of what is taken out of the field."""
+    variance = ensemble.rows.square().sum(0).numpy() + ensemble.discarded
+    energy = variance + ensemble.n * ensemble.mean**2
+    kept = entries.kept
+    return {
+        "intensity": quotient((variance * kept).sum(), (energy * kept).sum()),
+        "intensity_by_lag": quotient(entries.by_lag(variance * kept), entries.by_lag(energy * kept)),
+        "intensity_everything": quotient(variance.sum(), energy.sum()),
+        "sink_variance_share": quotient(variance[entries.key == 0].sum(), variance.sum()),
+        "first_rows_variance_share": quotient(variance[entries.query < entries.first_row].sum(), variance.sum()),
+        "lag_profile_everything": quotient(entries.by_lag(ensemble.mean), np.diff(entries.bounds)),
+    }
+
+
+def intensity_errors(
+    X: Float64[Tensor, "row entry"],
+    mean: Float64[np.ndarray, " entry"],
+    entries: Entries,
+    units: Int64[np.ndarray, " row"] | None,
+) -> Readings:
+    """Standard errors of both intensities over documents."""
+    if units is None:
+        return {"intensity_se": np.array(np.nan), "intensity_by_lag_se": np.full(len(entries.lags), np.nan)}
+    shared, parts = torch.from_numpy(mean), []
+    for begin, end in zip(entries.bounds[:-1], entries.bounds[1:], strict=True):  # lag by lag: small pieces stay cached
+        u, of_mean = X[:, begin:end], shared[begin:end]
+        parts.append(torch.stack([u.square().sum(1), 2 * (u @ of_mean) + of_mean @ of_mean]))
+    variance, rest = torch.stack(parts, -1).numpy()
+    _, place = np.unique(units, return_inverse=True)
+    sums = np.zeros((2, place.max() + 1, len(entries.lags)))
+    for total, part in zip(sums, (variance, variance + rest), strict=True):
+        np.add.at(total, place, part)
+    return {
+        "intensity_se": ratio_of_sums(*sums.sum(2)).se,
+        "intensity_by_lag_se": ratio_of_sums(*sums).se,
+    }
+
+
+def mode_readings(
+    X: Float64[Tensor, "row entry"], found: Spectrum, n: int, entries: Entries, design: Design
+) -> Readings:
+    """Leading modes under every window: coefficients, pictures, profiles over lag, and the lags at which those peak."""
+    coefficients, pictures, profiles = [], [], []
+    weights = design.weights(entries)
+    for band, window in enumerate(weights):
+        of_band = Spectrum(found.eigenvalues[band], found.vectors[band])
+        by_entry = torch.from_numpy(np.repeat(window, np.diff(entries.bounds)))
+        phi, of_snapshots = (part.numpy() for part in modes(X, of_band, n, window=by_entry, n_modes=design.n_modes))
+        coefficients.append(of_snapshots)
+        pictures.append(entries.picture(phi, design.n_bins))
+        profiles.append(quotient(entries.by_lag(phi), entries.n_kept))
+    profile = np.stack(profiles)
+    # A lag with a few entries has a large mean by chance: only lags that a quarter of the rows have can be a peak.
+    size = np.where(np.isfinite(profile) & (entries.n_kept >= entries.window / 4), np.abs(profile), -1.0)
+    peak = np.where(size.max(-1) > 0, entries.lags[size.argmax(-1)], np.nan)
+    return {
+        "coefficients": np.stack(coefficients),
+        "mode": np.stack(pictures),
+        "mode_lag_profile": profile,
+        "mode_peak_lag": peak,
+    }
+
+
+def _resampled(
+    grams: Float64[Tensor, "band row row"],
+    ensemble: Ensemble,
+    design: Design,
+    floor: Float64[np.ndarray, " band"],
+    units: Int64[np.ndarray, " row"] | None,
+) -> Readings:
+    """Readings that need the snapshots one by one: errors over documents, the curve H*(N), held-out errors."""
+    n_bands = len(design.bands)
+    readings = {
+        "h_star_se": np.full((n_bands, len(LEVELS)), np.nan),
+        "beta_se": np.full(n_bands, np.nan),
+        "h_star_by_count": np.full((n_bands, len(design.counts), len(LEVELS)), np.nan),
+        "held_out_error": np.full((n_bands, len(design.ranks)), np.nan),
+        "held_out_at_h_star": np.full((n_bands, len(LEVELS)), np.nan),
+    }
+    if units is None:
+        return readings
+    _, place = np.unique(units, return_inverse=True)
+    readings["h_star_se"], readings["beta_se"] = _jackknife(grams, place, floor)
+    for index, count in enumerate(design.counts):
+        parts = max(1, min(MOST_SUBSETS, len(place) // count))
+        chosen = [_spread(len(place), count, part, parts) for part in range(parts) if count <= len(place)]
+        if chosen:
+            ranks = [_ranks(subset_spectrum(grams, subset), 0.0, floor) for subset in chosen]
+            readings["h_star_by_count"][:, index] = np.mean(ranks, 0)
+    halves = [held_out(grams, place % 2 == side) for side in (0, 1)] if _halves(place) else []
+    if halves:
+        readings["held_out_error"] = quotient(
+            sum(half.left_out[:, np.minimum(design.ranks, half.left_out.shape[1] - 1)] for half in halves),
+            sum(half.total for half in halves)[:, None],
+        )
+        readings["held_out_at_h_star"] = _held_out_at_h_star(halves, floor)
+    return readings
+
+
+def _halves(place: Int64[np.ndarray, " row"]) -> bool:
+    """Whether both halves of the documents have the four snapshots that modes need."""
+    return min((place % 2 == 0).sum(), (place % 2 == 1).sum()) >= 4
+
+
+def _held_out_at_h_star(
+    halves: list[HeldOut], floor: Float64[np.ndarray, " band"]
+) -> Float64[np.ndarray, "band level"]:
+    """Share of the held-out energy that is left out by as many modes as the other half needs for its own level."""
+    left = 0
+    for half in halves:
+        ranks = _ranks(half.trained, 0.0, floor).astype(int)
+        left = left + np.take_along_axis(half.left_out, ranks, 1)
+    return quotient(left, sum(half.total for half in halves)[:, None])
+
+
+def _jackknife(
+    grams: Float64[Tensor, "band row row"], place: Int64[np.ndarray, " row"], floor: Float64[np.ndarray, " band"]
+) -> tuple[Float64[np.ndarray, "band level"], Float64[np.ndarray, " band"]]:
+    """Standard errors of H* and β from leaving out an eighth of the documents at a time."""
+    n_groups = min(GROUPS, int(place.max()) + 1)
+    ranks, slopes = [], []
+    for group in range(n_groups):
+        chosen = np.flatnonzero(place % n_groups != group)
+        if len(chosen) < 2:
+            return np.full((len(grams), len(LEVELS)), np.nan), np.full(len(grams), np.nan)
+        values = subset_spectrum(grams, chosen)
+        ranks.append(_ranks(values, 0.0, floor))
+        slopes.append([power_law(of_band, len(chosen)).beta for of_band in values])
+    scale = np.sqrt((n_groups - 1) ** 2 / n_groups)
+    spread = [np.std(samples, axis=0, ddof=1) if n_groups > 1 else np.nan for samples in (ranks, slopes)]
+    return tuple(np.asarray(part) * scale for part in spread)
+
+
+def _decay(eigenvalues: Float64[np.ndarray, "band component"], n: int, varies: Bool[np.ndarray, " band"]) -> Readings:
+    """β with its interval and range by band, and T = 1/β."""
+    fits = [power_law(values if some else values[:0], n) for values, some in zip(eigenvalues, varies, strict=True)]
+    names = ("beta", "beta_low", "beta_high", "beta_last", "beta_least", "beta_most")
+    readings = {name: np.array(column, np.float64) for name, column in zip(names, zip(*fits, strict=True), strict=True)}
+    return readings | {"spectral_temperature": quotient(1.0, readings["beta"])}
+
+
+def _everything(gram: Float64[Tensor, "row row"], ensemble: Ensemble) -> Readings:
+    """H* of the whole map without a window, first rows and sink included."""
+    values = spectrum(gram, ensemble.n).eigenvalues.numpy()
+    floor = CONSTANT * (ensemble.mean**2).sum()
+    return {"h_star_everything": _ranks(values, ensemble.discarded.sum() / ensemble.n, floor)}
+
+
+def _kept_and_dropped(rows: Float64[Tensor, "row entry"], entries: Entries) -> tuple[Tensor, Tensor]:
+    """Rows with zeros for what is not in the field, in place, and what was there."""
+    out = torch.from_numpy(np.flatnonzero(~entries.kept))
+    dropped = rows[:, out]
+    rows[:, out] = 0
+    return rows, dropped
+
+
+def _ranks(eigenvalues, discarded, floor) -> Float64[np.ndarray, "*band level"]:
+    return np.stack([h_star(eigenvalues, level, discarded=discarded, floor=floor) for level in LEVELS], -1)
+
+
+def _tails(eigenvalues: Float64[np.ndarray, "band component"]) -> Float64[np.ndarray, "band rank"]:
+    held = np.cumsum(eigenvalues[:, ::-1], 1)[:, ::-1]
+    return np.concatenate([held, np.zeros_like(held[:, :1])], 1)
+
+
+def _clipped(ranks: tuple[int, ...], found: Spectrum) -> np.ndarray:
+    return np.minimum(ranks, found.eigenvalues.shape[-1])
+
+
+def _spread(n: int, count: int, part: int, parts: int) -> Int64[np.ndarray, " chosen"]:
+    """`count` of n snapshots, evenly spread, out of every `parts`-th one beginning with `part`."""
+    own = np.arange(part, n, parts)
+    return own[np.unique(np.linspace(0, len(own) - 1, count).round().astype(int))]

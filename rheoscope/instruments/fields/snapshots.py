@@ -1,0 +1,125 @@
+"""Where the snapshots of one field are kept: all of them in float32, or their leading subspace and what it leaves out.
+
+The second form is for ensembles beyond the memory budget. It holds rows B with BᵀB + ΔᵀΔ equal to the scatter matrix of
+all snapshots about their mean, where ΔᵀΔ is positive and its energy is known exactly at every entry. So every
+eigenvalue of B, under any window, is at most the true one, and together they miss exactly the discarded energy.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+from rheoscope.errors import RheoscopeError
+
+
+class Ensemble(NamedTuple):
+    """Rows X with XᵀX the scatter about the mean field, less what was discarded at each entry; N snapshots in all."""
+
+    rows: Float64[Tensor, "row entry"]
+    n: int
+    mean: Float64[np.ndarray, " entry"]
+    discarded: Float64[np.ndarray, " entry"]
+    windows: Int64[np.ndarray, " row"] | None  # of each row, where rows are snapshots
+
+
+class Snapshots(Protocol):
+    """Takes fields by window; merges with another of the same corpus; ends as an ensemble."""
+
+    def update(self, windows: Int64[np.ndarray, " window"], fields: Float[Tensor, "window entry"]) -> None: ...
+
+    def merge(self, other: Snapshots) -> None: ...
+
+    def ensemble(self) -> Ensemble: ...
+
+
+class AllSnapshots:
+    """Every snapshot in float32, by number of its window. Order and batches leave no trace."""
+
+    def __init__(self, n_windows: int, n_entries: int):
+        self.fields = np.zeros((n_windows, n_entries), np.float32)
+        self.seen = np.zeros(n_windows, bool)
+
+    def update(self, windows: Int64[np.ndarray, " window"], fields: Float[Tensor, "window entry"]) -> None:
+        refuse_twice(self.seen[windows])
+        self.fields[windows] = fields.cpu().numpy()
+        self.seen[windows] = True
+
+    def merge(self, other: AllSnapshots) -> None:
+        self.update(np.flatnonzero(other.seen), torch.from_numpy(other.fields[other.seen]))
+
+    def ensemble(self) -> Ensemble:
+        rows = torch.from_numpy(self.fields[self.seen].astype(np.float64))
+        mean = rows.mean(0)
+        rows -= mean
+        return Ensemble(rows, len(rows), mean.numpy(), np.zeros(rows.shape[1]), np.flatnonzero(self.seen))
+
+
+class LeadingSubspace:
+    """The leading `rank` directions of the snapshots so far, from an incremental SVD that follows the mean.
+
+    Every cut keeps the largest singular values and adds the energy of the others to what is discarded.
+    """
+
+    def __init__(self, n_windows: int, n_entries: int, *, rank: int):
+        self.rank = rank
+        self.seen = np.zeros(n_windows, bool)
+        self.n = 0
+        self.mean = torch.zeros(n_entries, dtype=torch.float64)
+        self.rows = torch.zeros(0, n_entries)
+        self.energy = torch.zeros(n_entries, dtype=torch.float64)
+
+    def update(self, windows: Int64[np.ndarray, " window"], fields: Float[Tensor, "window entry"]) -> None:
+        refuse_twice(self.seen[windows])
+        self.seen[windows] = True
+        for part in fields.split(self.rank):
+            part = part.cpu().double()
+            mean = part.mean(0)
+            deviations = part - mean
+            self._take_in(len(part), mean, deviations, deviations.square().sum(0))
+
+    def merge(self, other: LeadingSubspace) -> None:
+        refuse_twice(self.seen & other.seen)
+        self.seen |= other.seen
+        self._take_in(other.n, other.mean, other.rows.double(), other.energy)
+
+    def ensemble(self) -> Ensemble:
+        rows = self.rows.double()
+        discarded = (self.energy - rows.square().sum(0)).clamp(min=0)
+        return Ensemble(rows, self.n, self.mean.numpy(), discarded.numpy(), None)
+
+    def _take_in(self, n: int, mean: Tensor, rows: Tensor, energy: Tensor) -> None:
+        """Join the scatter of other snapshots: their rows, and one row for the distance between the two means."""
+        total = self.n + n
+        gap = mean - self.mean
+        between = gap * (self.n * n / total) ** 0.5
+        self.energy += energy + between.square()
+        self.mean += gap * (n / total)
+        self.n = total
+        self.rows = torch.cat([self.rows, rows.to(self.rows), between[None].to(self.rows)])
+        if len(self.rows) > 2 * self.rank:
+            self.rows = leading(self.rows, self.rank)
+
+
+def leading(rows: Float[Tensor, "row entry"], rank: int) -> Float[Tensor, "rank entry"]:
+    """The `rank` rows V_kᵀ X of largest singular values: the best rank-k part of X up to a rotation of its rows."""
+    gram = (rows @ rows.T).double()
+    _, vectors = torch.linalg.eigh(gram)
+    return vectors[:, -rank:].T.to(rows.dtype) @ rows
+
+
+def refuse_twice(seen: Bool[np.ndarray, " window"]) -> None:
+    """Raise RheoscopeError where a window came before."""
+    if seen.any():
+        raise RheoscopeError(
+            f"{int(seen.sum())} windows of a field came twice; feed or merge every window of the corpus once."
+        )
+
+
+def rank_within(budget: int, *, n_fields: int, n_entries: int) -> int:
+    """Directions that fit a budget in bytes, when up to three times as many float32 rows are held per field."""
+    return budget // (n_fields * n_entries * 4 * 3)

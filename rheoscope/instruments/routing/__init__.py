@@ -1,0 +1,1 @@
+"""Routing: what attention scores are made of."""

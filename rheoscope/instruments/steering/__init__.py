@@ -1,0 +1,1 @@
+"""Steering: the feed-forward network as a field on the sphere."""

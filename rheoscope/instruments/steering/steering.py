@@ -1,0 +1,253 @@
+"""Steering: how attention and the feed-forward network turn the directions of the stream, layer by layer.
+
+Every token is a direction u = x/‖x‖ on the sphere and a length. A layer moves x to x + A + F. All readings but two are
+made of x, A and F as they come by: the defect evaluates the feed-forward network once more, at x, on every
+`defect_stride`-th position, and its first-order form on a few windows. Means leave the first token of each window out,
+whose length dwarfs all others; the siblings `_all` count it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from rheoscope.corpus import Batch, Corpus
+from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.instrument import Instrument, LayerSites, Pass
+from rheoscope.instruments.sampling import spread
+from rheoscope.instruments.steering.steps import exact, spherical_diversity, step_readings, sums_over
+from rheoscope.instruments.steering.strongest import strongest_cosine
+from rheoscope.models.attention import Attention
+from rheoscope.models.field import ffn_derivative, ffn_field, ffn_is_parallel, refuse_field
+from rheoscope.models.untrained import untrained
+from rheoscope.models.view import ModelView
+from rheoscope.stats import RatioOfSums
+
+EPSILON = 1e-6  # added to ‖Φ(x)‖ in the defect, so that a field of 0 has the defect 0
+TOKEN_READINGS = (
+    "angular_deficit",
+    "angular_deficit_chord",
+    "angular_deficit_null_orthogonal",
+    "ffn_deficit",
+    "ffn_deficit_chord",
+    "attention_radial_share",
+    "ffn_radial_share",
+    "resid_norm",
+    "attention_norm",
+    "ffn_norm",
+    "turning",
+    "turning_attention",
+    "turning_ffn",
+)
+DIVERSITIES = ("diversity_pre", "diversity_mid", "diversity_post")
+CHANGES = {"diversity_change_attention": (0, 1), "diversity_change_ffn": (1, 2)}
+
+
+class Steering(Instrument):
+    """Deficits, radial shares, norms, turning, diversity and defect of every layer, and what the top weights carry."""
+
+    name = "steering"
+
+    @dataclass(frozen=True)
+    class Options:
+        """defect_stride: the defect is read on every so-manieth position; 0: not at all, as inside an edit of the FFN.
+
+        n_first_order: windows for the derivative of the FFN, on the same positions. n_top_k: windows for the mixture
+        of the `top_k` largest attention weights. n_null: windows given to the untrained null. 0: not at all.
+        """
+
+        defect_stride: int = 4
+        n_first_order: int = 2
+        n_top_k: int = 2
+        top_k: int = 16
+        n_null: int = 3
+
+    def __init__(self, view: ModelView, corpus: Corpus, options: Options | None = None):
+        super().__init__(view, corpus, options)
+        refuse_field(view, "steering")
+        if min(self.options.defect_stride, self.options.n_first_order, self.options.n_top_k) < 0:
+            raise RheoscopeError(f"{self.options} asked for; numbers of windows and strides are 0 or more")
+        if self.options.top_k < 1:
+            raise RheoscopeError(f"the top {self.options.top_k} attention weights asked for; ask for at least 1")
+        self.sites = frozenset(
+            {"resid_pre", "attn_out", "ffn_out"} | ({"attention"} if self.options.n_top_k else set())
+        )
+        self.parallel = ffn_is_parallel(view)
+        n = corpus.n_windows
+        self.first_order_windows = spread(n, self.options.n_first_order if self.options.defect_stride else 0)
+        self.top_k_windows = spread(n, self.options.n_top_k)
+        everywhere = np.arange(n)
+        self.tokens = self._means(TOKEN_READINGS, everywhere)
+        self.diversity = self._means((*DIVERSITIES, *CHANGES), everywhere)
+        self.defects = self._means(("defect", "defect_ratio", "defect_displacement"), everywhere)
+        self.first_order = self._means(("defect_first_order", "defect_same_tokens"), self.first_order_windows)
+        self.top = self._means(("top_k_cosine",), self.top_k_windows)
+        self.depth = DepthTrend(view.n_layers, np.bincount(corpus.units))
+        self.sum_errors = np.zeros(view.n_layers)
+        self.n_tokens = {"tokens": 0, "defects": 0}
+
+    def _means(self, names: Sequence[str], windows: Int[np.ndarray, " window"]) -> Means:
+        units = self.corpus.units
+        per_unit = np.bincount(units[windows], minlength=units.max() + 1)
+        return Means(names, self.view.n_layers, per_unit)
+
+    def observe(self, layer: int, sites: LayerSites, batch: Batch) -> None:
+        x, A, F = (exact(site) for site in (sites.resid_pre, sites.attn_out, sites.ffn_out))
+        counted = scopes(batch.valid.to(x.device))
+        windows = batch.windows.numpy()
+        units = self.corpus.units[windows]
+        self._check_sum(layer, x + A + F, exact(sites.resid_post), counted[1])
+        readings = step_readings(x, A, F, parallel=self.parallel)
+        stacked = torch.stack([readings[name] for name in TOKEN_READINGS], -1)
+        sums = [sums_over(stacked, scope) for scope in counted]
+        self.tokens.update(layer, units, sums)
+        self.depth.update(layer, units, sums[0][0][:, 0], sums[0][1][:, 0])
+        self._observe_diversity(layer, (x, x + A, x + A + F), counted, units)
+        if self.options.defect_stride:
+            self._observe_defect(layer, x, A, F, counted, windows)
+        rows = np.flatnonzero(np.isin(windows, self.top_k_windows))
+        if len(rows):
+            self._observe_top(layer, sites.attention.of_rows(rows), [scope[rows] for scope in counted], units[rows])
+        if layer == 0:
+            self.n_tokens["tokens"] += int(counted[0].sum())
+
+    def _check_sum(self, layer: int, after: Tensor, resid_post: Tensor, valid: Tensor) -> None:
+        """Largest error of x + A + F against the stream that the model hands on, relative to its length there."""
+        error = (after - resid_post).norm(dim=-1) / resid_post.norm(dim=-1)
+        self.sum_errors[layer] = max(self.sum_errors[layer], float(error[valid].max()))
+
+    def _observe_diversity(
+        self, layer: int, places: tuple[Tensor, ...], counted: list[Tensor], units: Int[np.ndarray, " window"]
+    ) -> None:
+        sums = []
+        for scope in counted:
+            values = [spherical_diversity(place, scope) for place in places]
+            values += [values[after] - values[before] for before, after in CHANGES.values()]
+            sums.append(sums_over(torch.stack(values, -1)[:, None], scope.any(1, keepdim=True)))
+        self.diversity.update(layer, units, sums)
+
+    def _observe_defect(
+        self, layer: int, x: Tensor, A: Tensor, F: Tensor, counted: list[Tensor], windows: Int[np.ndarray, " window"]
+    ) -> None:
+        """How far the FFN's answer to x + A is from its answer to x, on the sampled positions."""
+        every = slice(None, None, self.options.defect_stride)
+        x, A, F, counted = x[:, every], A[:, every], F[:, every], [scope[:, every] for scope in counted]
+        units = self.corpus.units[windows]
+        alone = F if self.parallel else exact(ffn_field(self.view, layer, x))  # a parallel block reads x as it is
+        away, length = (F - alone).norm(dim=-1), alone.norm(dim=-1)
+        share = away / (length + EPSILON)
+        displaced = away / (x + A + F).norm(dim=-1)
+        one = torch.ones_like(length)
+        totals = torch.stack([share, away, displaced], -1), torch.stack([one, length, one], -1)
+        self.defects.update(layer, units, [tuple(sums_over(total, scope)[0] for total in totals) for scope in counted])
+        if layer == 0:
+            self.n_tokens["defects"] += int(counted[0].sum())
+        rows = np.flatnonzero(np.isin(windows, self.first_order_windows))
+        if len(rows):
+            lost = away[rows] if self.parallel else self._first_order(layer, x[rows], A[rows])
+            both = torch.stack([lost / (length[rows] + EPSILON), share[rows]], -1)
+            self.first_order.update(layer, units[rows], [sums_over(both, scope[rows]) for scope in counted])
+
+    def _first_order(self, layer: int, x: Tensor, A: Tensor) -> Float[Tensor, "window position"]:
+        return exact(ffn_derivative(self.view, layer, x, A)[1]).norm(dim=-1)
+
+    def _observe_top(
+        self, layer: int, attention: Attention, counted: list[Tensor], units: Int[np.ndarray, " window"]
+    ) -> None:
+        cosine = exact(strongest_cosine(self.view, layer, attention, k=self.options.top_k))
+        self.top.update(layer, units, [sums_over(cosine[..., None], scope) for scope in counted])
+
+    def finalize(self) -> xr.Dataset:
+        parts = [self.tokens, self.diversity]
+        parts += [self.defects] if self.options.defect_stride else []
+        parts += [self.first_order] if len(self.first_order_windows) else []
+        parts += [self.top] if len(self.top_k_windows) else []
+        data = {name: (("layer",), value) for part in parts for name, value in part.readings().items()}
+        data |= self.depth.readings()
+        data["resid_sum_error"] = ("layer",), self.sum_errors
+        dataset = xr.Dataset(data, coords={"layer": np.arange(self.view.n_layers)}, attrs={"n": self.tokens.n})
+        dataset.attrs |= {f"n_{name}": count for name, count in self.n_tokens.items()}
+        return dataset.drop_vars([name for name in dataset if "null_orthogonal_all" in str(name)])
+
+    def with_nulls(self, data: xr.Dataset, run_pass: Pass, seed: int) -> xr.Dataset:
+        """An untrained model of the same shape beside the readings of the data."""
+        if not self.options.n_null:
+            return data
+        few = self.corpus.of_windows(spread(self.corpus.n_windows, self.options.n_null))
+        null = Steering(self.view, few, replace(self.options, n_first_order=0, n_top_k=0))
+        with untrained(self.view, seed):
+            run_pass(few, [null], task="untrained null of steering")
+        chance = null.finalize()
+        for name in map(str, chance):
+            if "null" in name or name == "resid_sum_error" or name.endswith("_se"):
+                continue
+            data[f"{name}_null"] = chance[name]
+            if f"{name}_se" in chance:
+                data[f"{name}_null_se"] = chance[f"{name}_se"]
+        return data
+
+
+class Means:
+    """Named means of every layer over all tokens but the first of each window, and (`_all`) with it."""
+
+    def __init__(self, names: Sequence[str], n_layers: int, per_unit: Int[np.ndarray, " unit"]):
+        self.names = tuple(names)
+        self.layers = [RatioOfSums((2, len(self.names)), windows_per_document=per_unit) for _ in range(n_layers)]
+
+    def update(self, layer: int, units: Int[np.ndarray, " window"], sums: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Add windows: numerators and denominators [window quantity] without and with the first token."""
+        numerators, denominators = (torch.stack(part, 1).cpu().numpy() for part in zip(*sums, strict=True))
+        self.layers[layer].update(units, numerators, denominators)
+
+    @property
+    def n(self) -> int:
+        """Units (documents or windows) that the means rest on."""
+        return int(self.layers[0].finalize().n.max())
+
+    def readings(self) -> dict[str, Float64[np.ndarray, " layer"]]:
+        """Values and standard errors by name."""
+        estimates = [layer.finalize() for layer in self.layers]
+        found = {}
+        for scope, suffix in enumerate(("", "_all")):
+            for index, name in enumerate(self.names):
+                found[f"{name}{suffix}"] = np.array([estimate.value[scope, index] for estimate in estimates])
+                found[f"{name}{suffix}_se"] = np.array([estimate.se[scope, index] for estimate in estimates])
+        return found
+
+
+class DepthTrend:
+    """Mean angular deficit over all layers and its slope from the first to the last, with errors over units."""
+
+    def __init__(self, n_layers: int, per_unit: Int[np.ndarray, " unit"]):
+        depth = np.linspace(0, 1, n_layers) - 0.5
+        spread_of_depth = (depth**2).sum()
+        slope = depth / spread_of_depth if spread_of_depth else np.full(n_layers, np.nan)
+        self.weights = np.stack([np.full(n_layers, 1 / n_layers), slope])
+        self.ratio = RatioOfSums((2,), windows_per_document=per_unit)
+
+    def update(self, layer: int, units: Int[np.ndarray, " window"], deficit: Tensor, count: Tensor) -> None:
+        """Add the sums of one layer; a batch counts when its last layer has come."""
+        if layer == 0:
+            self.sums, self.counts = np.zeros((len(units), 2)), np.zeros((len(units), 2))
+        self.sums += deficit.cpu().numpy()[:, None] * self.weights[:, layer]
+        self.counts += count.cpu().numpy()[:, None] / self.weights.shape[1]
+        if layer == self.weights.shape[1] - 1:
+            self.ratio.update(units, self.sums, self.counts)
+
+    def readings(self) -> dict[str, tuple[tuple[str, ...], float]]:
+        estimate = self.ratio.finalize()
+        names = ("angular_deficit_mean", "angular_deficit_slope")
+        values = {name: ((), estimate.value[index]) for index, name in enumerate(names)}
+        return values | {f"{name}_se": ((), estimate.se[index]) for index, name in enumerate(names)}
+
+
+def scopes(valid: Bool[Tensor, "window position"]) -> list[Bool[Tensor, "window position"]]:
+    """Tokens that count: all but the first of each window, and all."""
+    first = valid & (valid.cumsum(1) == 1)
+    return [valid & ~first, valid]
