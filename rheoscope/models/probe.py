@@ -30,7 +30,7 @@ ROUNDING, HALF_ROUNDING = 1e-3, 0.2
 def attention_calls(model: PreTrainedModel) -> list[tuple[nn.Module, Attention]]:
     """Every module that calls the attention interface, in order, with each call. Refused where there is none."""
     kind = model.config.model_type
-    own = _last_hidden_state(model, "does not run on token ids alone", "rheoscope reads models of text only")
+    own = _last_hidden_state(model, "does not run on a few token ids", "rheoscope reads models of text only")
     calls: list[tuple[nn.Module, Attention]] = []
     with ExitStack() as undo:
         for module in model.modules():
@@ -98,7 +98,9 @@ def _last_hidden_state(model: PreTrainedModel, fault: str = "", way_out: str = "
         tokens = torch.arange(1, N_TOKENS + 1, device=embeddings.weight.device)[None] % embeddings.weight.shape[0]
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         return model.base_model(**inputs, **({"use_cache": False} if "use_cache" in takes else {})).last_hidden_state
-    except (TypeError, ValueError, AttributeError, NotImplementedError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise Refused(f"{model.config.model_type} {fault} ({first_line(error)}): {way_out}") from error
 
 
