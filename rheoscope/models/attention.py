@@ -122,7 +122,7 @@ class Attention:
         """The same call for some windows of the batch alone, with memory of its own."""
         parts = {"q": self.q[rows], "k": self.k[rows], "v": self.v[rows]}
         part = replace(self, **parts, workspace=Workspace(), _z=None, _normaliser=None)
-        part.mask = self.mask if self.mask is None or self.mask.shape[0] == 1 else self.mask[rows]
+        part.mask, part.bias = (x if x is None or x.shape[0] == 1 else x[rows] for x in (self.mask, self.bias))
         part._scores, part._probs = (None if x is None else x[rows] for x in (self._scores, self._probs))
         return part
 
@@ -187,10 +187,11 @@ class Attention:
         k, v = (x.repeat_interleave(self.n_rep, 1) if self.n_rep > 1 else x for x in (self.k, self.v))
         causal = mask is None and self.causal and self.q.shape[2] > 1
         if self._on_cpu_kernel():
+            q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (self.q, k, v))  # the kernel takes it for 1
             if mask is not None and mask.dtype == torch.bool:
                 mask = torch.zeros_like(mask, dtype=self.q.dtype).masked_fill_(~mask, -torch.inf)
             kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-            z, self._normaliser = kernel(self.q, k, v, 0.0, causal, attn_mask=mask, scale=self.scale)
+            z, self._normaliser = kernel(q, k, v, 0.0, causal, attn_mask=mask, scale=self.scale)
             return z
         return nn.functional.scaled_dot_product_attention(
             self.q, k, v, attn_mask=mask, dropout_p=self.dropout, scale=self.scale, is_causal=causal

@@ -133,6 +133,44 @@ def test_a_text_is_read_the_same_alone_and_padded_in_a_batch(name, side):
     torch.testing.assert_close(outputs(view, tokens, None, valid)[:1, place], outputs(view, alone), rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_padding_on_the_left_leaves_no_trace_where_no_map_is_asked_for(name):
+    view = view_of(name)
+    alone = tokens_of(view, batch=1)
+    tokens, valid, place = padded(view, alone, "left")
+    fused, by_map = (caught(view, tokens, *sites, valid=valid)["z"] for sites in (("z",), ("attn_probs", "z")))
+    for one, other in zip(fused, by_map, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+    read = outputs(view, tokens, {"q": lambda layer, q: None}, valid)
+    torch.testing.assert_close(read[:1, place], outputs(view, alone), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama:mha", "bert"])
+@pytest.mark.parametrize("site", ["q", "k", "v", "attn_scores", "attn_probs", "z"])
+def test_a_replacement_may_lie_in_memory_in_any_way(name, site):
+    view = view_of(name)
+    tokens = tokens_of(view)
+    straight = outputs(view, tokens, {site: lambda layer, x: x.clone()})
+    for odd in (lambda x: x.mT.contiguous().mT, lambda x: torch.stack([x, x], -1)[..., 0], lambda x: x.flip(0).flip(0)):
+        got = outputs(view, tokens, {site: lambda layer, x, odd=odd: odd(x)})
+        torch.testing.assert_close(got, straight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_row_normalisers_of_the_fused_kernel_are_those_of_the_masked_scores(name):
+    view = view_of(name)
+    for attention in caught(view, tokens_of(view), "z", "attention")["attention"]:
+        if attention.softcap or attention.sinks is not None:
+            assert attention.normaliser is None  # these go by the map
+            continue
+        scores = attention.scores
+        if attention.allowed is not None:
+            scores = scores.masked_fill(~attention.allowed, -torch.inf)
+        torch.testing.assert_close(attention.normaliser, scores.logsumexp(-1), rtol=0, atol=1e-12)
+        attention.scores = attention.scores
+        assert attention.normaliser is None  # scores that were replaced have others
+
+
 def test_a_query_that_may_see_nothing_has_a_row_of_zeros_and_z_of_zero():
     view = view_of("llama")
     tokens, valid, _ = padded(view, tokens_of(view, batch=1), "left")
@@ -164,6 +202,7 @@ def test_an_additive_mask_means_the_same_as_a_boolean_one(attention):
 def test_some_windows_of_a_call_are_the_call_on_those_windows(attention):
     rows = np.array([1])
     torch.testing.assert_close(attention.of_rows(rows).probs, attention.probs[1:], rtol=0, atol=1e-14)
+    attention.bias = torch.arange(2 * LENGTH, dtype=torch.float64).reshape(2, 1, 1, LENGTH)
     attention.scores = attention.scores + 1e-3 * torch.arange(LENGTH)
     torch.testing.assert_close(attention.of_rows(rows).probs, attention.probs[1:], rtol=0, atol=1e-14)
 
