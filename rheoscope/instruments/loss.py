@@ -17,7 +17,7 @@ from rheoscope.instruments.instrument import Instrument
 from rheoscope.models.view import ModelView
 from rheoscope.stats import ratio_of_sums
 
-ROWS = 256  # rows of logits turned into probabilities at a time, so that no second copy of the logits is made
+ROWS = 32  # rows of logits turned into probabilities at a time, so that no second copy of the logits is made
 
 
 class Loss(Instrument):
