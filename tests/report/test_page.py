@@ -203,7 +203,9 @@ def test_every_axis_has_a_title_with_its_unit(figures):
 
 
 def test_every_panel_asks_a_question_and_every_view_has_a_caption(run):
-    for section in SECTIONS:
+    drawn = [section for section in SECTIONS if section.instrument in run]
+    assert drawn
+    for section in drawn:
         for panel in section.panels(run[section.instrument]):
             assert panel.title.endswith("?")
             assert panel.answer.endswith(".")
