@@ -110,6 +110,7 @@ def test_arrows_have_one_length_and_point_where_the_flow_leads():
     assert np.isnan(still_x).all()
 
 
+@pytest.mark.browser
 def test_a_browser_draws_all_of_it_without_a_complaint(run, tmp_path):
     path = run.report(tmp_path / "run.html")
     with browser.started() as chromium, opened(chromium, path) as (page, seen):

@@ -14,6 +14,9 @@ from .synthetic import PROVENANCE, synthetic_run
 from .test_page import HOSTILE
 
 
+pytestmark = pytest.mark.browser
+
+
 @pytest.fixture(scope="module")
 def run() -> Run:
     return synthetic_run(4, 3, lags=31)
