@@ -13,7 +13,6 @@ from .browser import draw_everything, opened
 from .synthetic import PROVENANCE, synthetic_run
 from .test_page import HOSTILE
 
-
 pytestmark = pytest.mark.browser
 
 
