@@ -53,7 +53,9 @@ def times(arguments: argparse.Namespace) -> None:
     """Plain and measured in turn; the ratio of each pair."""
     view, corpus = opened(arguments, arguments.windows)
     names = arguments.instruments.split(",")
-    plain(view, corpus.of_windows(slice(0, arguments.batch)), arguments.batch)  # warm-up
+    few = corpus.of_windows(slice(0, arguments.batch))  # warm-up of both, imports included
+    plain(view, few, arguments.batch)
+    rheoscope.measure(view, few, instruments=names, batch_size=arguments.batch, nulls=False)
     ratios = []
     for _ in range(arguments.repeats):
         seconds = [timed(lambda: plain(view, corpus, arguments.batch))]

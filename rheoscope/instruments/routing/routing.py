@@ -45,7 +45,7 @@ class Routing(Instrument):
 
         n_spectra: int = 32
         n_lag: int = 4
-        n_null: int = 3
+        n_null: int = 2
 
     def __init__(self, view: ModelView, corpus: Corpus, options: Options | None = None):
         super().__init__(view, corpus, options)

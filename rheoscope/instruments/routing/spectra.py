@@ -46,18 +46,23 @@ def head_spectra(
     its own threads make it slower.
     """
     batch, heads = Q.shape[:2]
+    padded = not bool(valid.all())
     valid = valid[:, None].expand(-1, heads, -1)
     parts = [X.flatten(0, 1) for X in (Q, repeated_keys(Q, K), valid)]
-    workers = torch.get_num_threads() if Q.device.type == "cpu" else 1
+    threads = torch.get_num_threads()
+    workers = threads if Q.device.type == "cpu" else 1
     chunks = zip(*(part.chunk(min(workers, batch * heads)) for part in parts), strict=True)
 
     def read(chunk: tuple[Tensor, Tensor, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        T = score_factors(chunk[0], chunk[1], scale=scale, valid=chunk[2])
+        T = score_factors(chunk[0], chunk[1], scale=scale, valid=chunk[2] if padded else None)
         eigenvalues = score_eigenvalues(T)
         return spectral_readings(T, eigenvalues, void=void_share(Q.dtype)), eigenvalues
 
-    with ThreadPoolExecutor(workers) as pool:
-        readings, eigenvalues = zip(*pool.map(read, chunks), strict=True)
+    try:  # one thread inside each worker: a number that LAPACK keeps for the whole process, and is put back
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
+            readings, eigenvalues = zip(*pool.map(read, chunks), strict=True)
+    finally:
+        torch.set_num_threads(threads)
     joined = {name: torch.cat([part[name] for part in readings]).unflatten(0, (batch, heads)) for name in readings[0]}
     return joined, torch.cat(eigenvalues).unflatten(0, (batch, heads))
 
