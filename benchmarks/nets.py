@@ -9,12 +9,11 @@ Linear attention: time and memory of forward and backward at N = 4,096 and 8,192
 from __future__ import annotations
 
 import argparse
-import resource
-import subprocess
-import sys
 import time
+from itertools import accumulate
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from rheoscope.nets.decoder import RheoscopeForCausalLM
 from rheoscope.nets.linear import elu_attention
@@ -66,17 +65,12 @@ def linear_pass(length):
 
 
 def peak_memory(length):
-    """MiB that the pass adds to a fresh process at its peak."""
-    own = [sys.executable, __file__, "--memory-of", str(length)]
-    return float(subprocess.run(own, capture_output=True, text=True, check=True).stdout)
-
-
-def peak_growth(length):
-    """MiB by which the peak of this process grows in one pass, after a short one has loaded everything."""
-    linear_pass(64)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    linear_pass(length)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    """MiB of tensors that the pass holds at its peak, its inputs included."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        linear_pass(length)
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    sizes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return max(accumulate(sizes)) / 2**20
 
 
 def state_bytes(kind, n_tokens):
@@ -95,15 +89,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--memory-of", type=int, help="only print the memory of one pass over that many tokens")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.memory_of:
-        print(peak_growth(options.memory_of))
-        return
-    # First, because a child's peak starts at its parent's.
-    memory = {length: peak_memory(length) for length in (4096, 8192)}
-    print(f"linear attention, memory at N 8192 / 4096: {memory[8192] / memory[4096]:.2f} ({memory[8192]:.0f} MiB)")
     for vocabulary, n_heads in ((50257, 4), (257, 4), (257, 8)):
         steps = {kind: training_step(kind, vocabulary, n_heads) for kind in ("softmax", "sd")}
         least = least_times(steps, options.repeats if vocabulary > 257 else 3 * options.repeats)
@@ -116,6 +103,8 @@ def main():
     linear_pass(8192)
     times = {length: min(linear_pass(length) for _ in range(5 * options.repeats)) for length in (4096, 8192)}
     print(f"linear attention, time at N 8192 / 4096: {times[8192] / times[4096]:.2f} (target 2.2)")
+    memory = {length: peak_memory(length) for length in (4096, 8192)}
+    print(f"linear attention, memory at N 8192 / 4096: {memory[8192] / memory[4096]:.2f} ({memory[8192]:.0f} MiB)")
     for kind in ("elu", "sd_linear", "softmax"):
         sizes = [state_bytes(kind, n) for n in (16, 1024)]
         print(f"cache of {kind} after 16 and 1,024 tokens: {sizes[0]:,} and {sizes[1]:,} bytes")

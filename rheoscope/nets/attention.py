@@ -47,7 +47,7 @@ def sd_attention(
     the keys before its own. An extra column of V returns p_i, the weight of the null key, and p_i v_i is added.
     Exact for every d_i, unlike a correction by the log-sum-exp, which cancels where p_i is near 1.
     """
-    n_query, d_value = query.shape[2], value.shape[-1]
+    n_query = query.shape[2]
     queries, keys, values = _Shifted.apply(query, key, value, damping, scale, past)
     n_key = keys.shape[2]
     earlier = None
@@ -59,23 +59,25 @@ def sd_attention(
     mixed = scaled_dot_product_attention(
         queries, keys, values, attn_mask=earlier, scale=scale, is_causal=earlier is None and n_query > 1
     )
-    return mixed[..., :d_value] + mixed[..., d_value : d_value + 1] * value
+    return _WithSelf.apply(mixed, value)
 
 
 class _Shifted(torch.autograd.Function):
     """The three inputs of the fused call, written straight into place.
 
     As a chain of cat and pad the same costs a third of the attention call itself in copies, forward and backward.
+    Memory runs over positions before heads, as in the projections around, so that nothing is copied to be reordered.
     """
 
     @staticmethod
     def forward(ctx, query, key, value, damping, scale, past):
-        batch, heads, n, d = query.shape
-        width, d_value, n_past = 2 * d + 1, value.shape[-1], 0 if past is None else past[0].shape[2]
-        queries = query.new_empty(batch, heads, n, width)
+        d, d_value, n_past = query.shape[-1], value.shape[-1], 0 if past is None else past[0].shape[2]
+        width = 2 * d + 1
+        queries = _rows(query, query.shape[2], width)
         queries[..., :d], queries[..., d:-1], queries[..., -1] = query, key, damping / -scale
-        keys = query.new_zeros(batch, heads, n_past + n, width)
-        values = query.new_zeros(batch, heads, n_past + n, width)
+        keys, values = (_rows(query, n_past + query.shape[2], width) for _ in range(2))
+        keys[..., -1], values[..., d_value:] = 0, 0
+        keys[:, :, 0], values[:, :, 0] = 0, 0
         keys[:, :, 0, -1], values[:, :, 0, d_value] = 1, 1
         if past is not None:
             keys[:, :, 1 : n_past + 1, :-1], values[:, :, 1 : n_past + 1, :d_value] = past
@@ -90,12 +92,40 @@ class _Shifted(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, to_queries, to_keys, to_values):
         d, d_value, n_past, scale, dtype = ctx.sizes
-        query, key = to_queries[..., :d].clone(), to_queries[..., d:-1].clone()
+        n_query = to_queries.shape[2]
         after = to_keys[:, :, n_past + 1 :]
-        key[:, :, :-1] += after[..., :d]
-        query[:, :, :-1] -= after[..., d:-1]
-        value = pad(to_values[:, :, n_past + 1 :, :d_value], (0, 0, 0, 1))
+        query, key, value = (_rows(to_queries, n_query, size) for size in (d, d, d_value))
+        torch.sub(to_queries[:, :, :-1, :d], after[..., d:-1], out=query[:, :, :-1])
+        torch.add(to_queries[:, :, :-1, d:-1], after[..., :d], out=key[:, :, :-1])
+        query[:, :, -1], key[:, :, -1] = to_queries[:, :, -1, :d], to_queries[:, :, -1, d:-1]
+        value[:, :, :-1], value[:, :, -1] = to_values[:, :, n_past + 1 :, :d_value], 0
         return query, key, value, (to_queries[..., -1] / -scale).to(dtype), None, None
+
+
+class _WithSelf(torch.autograd.Function):
+    """z_i + p_i v_i from rows (z_i, p_i, 0 ...). By slices, autograd would fill and add two wide tensors of zeros."""
+
+    @staticmethod
+    def forward(ctx, mixed, value):
+        d_value = value.shape[-1]
+        ctx.save_for_backward(mixed[..., d_value : d_value + 1], value)
+        ctx.width = mixed.shape[-1]
+        return torch.addcmul(mixed[..., :d_value], mixed[..., d_value : d_value + 1], value)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, to_output):
+        share, value = ctx.saved_tensors
+        d_value = value.shape[-1]
+        to_mixed = _rows(value, value.shape[2], ctx.width)
+        to_mixed[..., :d_value], to_mixed[..., d_value + 1 :] = to_output, 0
+        torch.linalg.vecdot(to_output, value, out=to_mixed[..., d_value])
+        return to_mixed, to_output * share
+
+
+def _rows(like: Tensor, n: int, width: int) -> Float[Tensor, "batch head n width"]:
+    """Memory for n positions, all heads of a position side by side."""
+    return like.new_empty(like.shape[0], n, like.shape[1], width).transpose(1, 2)
 
 
 def key_biased_attention(
