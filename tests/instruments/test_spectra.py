@@ -19,10 +19,18 @@ def gaussian(*shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.fixture
+def n_threads(request):
+    """This many threads, and afterwards as many as before: the order of float sums in other tests depends on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("n_threads", [1, 3], indirect=True)
 @pytest.mark.parametrize("n", [3, 7, 29])  # fewer positions than d_head, than 2 d_head, and more
-def test_heads_read_in_any_number_of_threads_equal_dense_spectra(n, threads, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+def test_heads_read_in_any_number_of_threads_equal_dense_spectra(n, n_threads):
     Q, K = gaussian(2, 4, n, D_HEAD, seed=0), gaussian(2, 2, n, D_HEAD, seed=1)
     readings, eigenvalues = head_spectra(Q, K, scale=0.3, valid=torch.ones(2, n, dtype=torch.bool))
     repeated = naive.repeated(K, 4)
@@ -33,6 +41,7 @@ def test_heads_read_in_any_number_of_threads_equal_dense_spectra(n, threads, mon
             torch.testing.assert_close(readings[name][batch], value, rtol=1e-9, atol=1e-11, msg=name)
         largest = eigenvalues[batch].abs().amax(-1)
         torch.testing.assert_close(largest, dense.abs().amax(-1), rtol=1e-9, atol=0)
+    assert torch.get_num_threads() == n_threads
 
 
 def test_a_head_without_any_score_has_no_ranks_and_no_stability():
