@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from rheoscope.errors import Refused
+
 
 @dataclass
 class Workspace:
@@ -58,6 +60,12 @@ class Attention:
     _probs: Tensor | None = None
     _z: Tensor | None = None
     _normaliser: Tensor | None = None
+    _mixed_otherwise: bool = False
+
+    @property
+    def scores_replaced(self) -> bool:
+        """Whether what acts is no softmax of `scale * q @ k.T`: other scores, or other mixing, were put in place."""
+        return self._scores is not None or self._mixed_otherwise
 
     @property
     def n_rep(self) -> int:
@@ -77,6 +85,7 @@ class Attention:
     @property
     def scores(self) -> Float[Tensor, "batch head query key"]:
         """Raw scores M = scale * q @ k.T: before soft-cap and mask. A fresh tensor, unless they were replaced."""
+        self._refuse_without_softmax()
         if self._scores is not None:
             return self._scores
         return self._products(None)
@@ -88,6 +97,7 @@ class Attention:
     @property
     def probs(self) -> Float[Tensor, "batch head query key"]:
         """Attention probabilities; rows of queries that may see nothing are 0."""
+        self._refuse_without_softmax()
         if self._probs is None:
             self._probs = self._softmax()
         return self._probs
@@ -113,21 +123,40 @@ class Attention:
         """Log-sum-exp of every row of the masked scores, where the fused kernel has left it; None elsewhere."""
         return None if self._scores is not None or self._probs is not None else self._normaliser
 
+    def mix(self, z: Float[Tensor, "batch head query d_value"]) -> None:
+        """Put z in place of softmax attention: from here on there are no scores and there is no map."""
+        if self.scores_replaced:
+            raise Refused(
+                "attention without a softmax asked for in a layer whose scores another edit has replaced: its scores "
+                "would be lost; make one of the two edits"
+            )
+        self._z, self._mixed_otherwise = z, True
+
+    def _refuse_without_softmax(self) -> None:
+        if self._mixed_otherwise:
+            raise Refused(
+                "scores or attention map asked for of a layer that an edit has made linear: it has neither; "
+                "leave out what reads or edits them"
+            )
+
     def replace_input(self, name: str, value: Tensor) -> None:
         """Put another q, k or v in place; everything that follows is computed anew."""
         setattr(self, name, value)
         self._scores = self._probs = self._z = self._normaliser = None
+        self._mixed_otherwise = False
 
     def of_rows(self, rows: Int[np.ndarray, " row"]) -> Attention:
         """The same call for some windows of the batch alone, with memory of its own."""
         parts = {"q": self.q[rows], "k": self.k[rows], "v": self.v[rows]}
-        part = replace(self, **parts, workspace=Workspace(), _z=None, _normaliser=None)
+        part = replace(self, **parts, workspace=Workspace(), _normaliser=None)
+        part._z = self._z[rows] if self._mixed_otherwise else None
         part.mask, part.bias = (x if x is None or x.shape[0] == 1 else x[rows] for x in (self.mask, self.bias))
         part._scores, part._probs = (None if x is None else x[rows] for x in (self._scores, self._probs))
         return part
 
     def scores_of_head(self, head: int) -> Float[Tensor, "batch query key"]:
         """Raw scores of one head: a fresh tensor."""
+        self._refuse_without_softmax()
         if self._scores is not None:
             return self._scores[:, head].clone()
         return self.q[:, head] @ self.k[:, head // self.n_rep].mT * self.scale

@@ -72,6 +72,8 @@ class Family:
     rope_if: str | None = None  # attribute of the attention module; a layer where it is false or None has no RoPE
     sine_first: bool = False  # the rotary module returns sin, cos
     half_tables: bool = False  # and one angle per pair instead of one per coordinate
+    # S-D attention
+    damped_if: str | None = None  # attribute of the attention module; a layer that has it hands on [q; k], [k; -q], -D
     # feed-forward network: modules applied one after the other
     ffn: tuple[str, ...] = ("mlp",)
     # the stream
@@ -229,6 +231,7 @@ FAMILIES: dict[str, Family] = {
     "smollm3": replace(_LLAMA, rope_if="use_rope"),
     "nemotron": replace(_LLAMA, unit_offset=True),
     "gpt_oss": replace(_LLAMA, half_tables=True),
+    "rheoscope_decoder": replace(_LLAMA, rope=When("uses_rotary", yes=Rope.HALVES, no=Rope.NONE), damped_if="damping"),
     "bert": _BERT,
     "roberta": _BERT,
     "distilbert": replace(

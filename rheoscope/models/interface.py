@@ -25,7 +25,7 @@ IMPLEMENTATION = "rheoscope"
 Tap = Callable[[int, Any], Any]
 
 # Site -> attribute of Attention, in the order of the computation.
-PARTS = {"q": "q", "k": "k", "v": "v", "attn_scores": "scores", "attn_probs": "probs", "z": "z"}
+PARTS = {"q": "q", "k": "k", "v": "v", "call": "", "attn_scores": "scores", "attn_probs": "probs", "z": "z"}
 
 
 @dataclass(eq=False)
@@ -63,6 +63,9 @@ def act(taps: Sequence[LayerTaps], attention: Attention) -> None:
     for site, name in PARTS.items():
         for tapped in taps:
             if site not in tapped.taps:
+                continue
+            if site == "call":
+                tapped.taps[site](tapped.layer, attention)
                 continue
             value = getattr(attention, name)
             new = replacement(site, tapped.taps[site](tapped.layer, value), value)

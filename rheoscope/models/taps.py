@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # Residual sites [batch position d_model]; attn_in and ffn_in are what the two modules are given (after their norm).
 RESIDUAL_SITES = ("resid_pre", "attn_in", "attn_out", "resid_mid", "ffn_in", "ffn_out", "resid_post")
 # Attention sites: q k v and z [batch head position d], attn_scores and attn_probs [batch head query key].
+# `call` is given the whole Attention once q, k, v are final and nothing is computed of them yet: a tap may set its
+# scores and bias, or mix by other means; it returns nothing.
 # `attention` is read only: the whole Attention, after every replacement.
 ATTENTION_SITES = (*PARTS, "attention")
 SITES = (*RESIDUAL_SITES, *ATTENTION_SITES)

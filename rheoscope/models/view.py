@@ -133,6 +133,11 @@ class ModelView:
         name = self.family.multiplier if self.family else None
         return float(getattr(self.config, name)) if name else 1.0
 
+    def is_damped(self, layer: int) -> bool:
+        """Whether a layer is S-D attention: it attends by [q; k] and [k; -q], with -D added to its scores."""
+        name = self.family.damped_if if self.family else None
+        return name is not None and getattr(self.attentions[layer], name, None) is not None
+
     @cached_property
     def weights(self) -> HeadWeights:
         """W_Q, W_K, W_V, W_O of every layer in one convention. Refused for a model type without a row."""

@@ -9,9 +9,19 @@ from rheoscope.errors import Refused, RheoscopeError
 from rheoscope.models import view as view_module
 from rheoscope.models.families import FAMILIES, Residual
 from rheoscope.models.precision import Float64Throughout
-from rheoscope.models.taps import RESIDUAL_SITES, SITES
+from rheoscope.models.taps import RESIDUAL_SITES
 from rheoscope.models.view import ModelView
-from tests.models.views import caught, has_experts, is_attention, outputs, replacing, sites_of, tokens_of, view_of
+from tests.models.views import (
+    PARTS,
+    caught,
+    has_experts,
+    is_attention,
+    outputs,
+    replacing,
+    sites_of,
+    tokens_of,
+    view_of,
+)
 from tests.tiny import CAUSAL, VARIANTS, tiny
 
 PARALLEL = ("gpt_neox", "gptj", "phi", "phi:qk-norm", "cohere", "cohere:qk-norm", "cohere2", "stablelm:parallel")
@@ -27,7 +37,7 @@ def test_every_site_is_seen_once_per_layer_in_order_and_in_its_shape(name):
     view = view_of(name)
     tokens = tokens_of(view)
     seen = []
-    sites = [*sites_of(view), "attention"]
+    sites = [*sites_of(view), "call", "attention"]
     outputs(view, tokens, {site: lambda layer, x, site=site: seen.append((layer, site, x)) for site in sites})
     batch, length = tokens.shape
     stream = (batch, length, view.d_model)
@@ -45,7 +55,7 @@ def test_every_site_is_seen_once_per_layer_in_order_and_in_its_shape(name):
     for site in sites:
         assert [layer for layer, other, _ in seen if other == site] == [0, 1, 2]
     for _, site, x in seen:
-        assert site == "attention" or x.shape == shapes[site], site
+        assert site in ("call", "attention") or x.shape == shapes[site], site
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -123,7 +133,7 @@ def test_layers_asked_for_are_the_only_ones_tapped(name):
         assert seen == [0, 2], site
 
 
-@pytest.mark.parametrize("site", [site for site in SITES if site != "attention"])
+@pytest.mark.parametrize("site", PARTS)
 def test_an_outer_tap_acts_before_an_inner_one(site):
     view = view_of("llama")
     tokens = tokens_of(view)
@@ -144,7 +154,7 @@ def test_an_inner_measurement_sees_the_edited_model():
         assert torch.equal(outputs(view, tokens), outputs(view, tokens, {"resid_pre": lambda layer, x: None}))
 
 
-@pytest.mark.parametrize("site", [site for site in SITES if site != "attention"])
+@pytest.mark.parametrize("site", PARTS)
 def test_what_an_outer_measurement_keeps_is_not_changed_by_an_edit_inside_it(site):
     view = view_of("llama")
     kept = []
@@ -160,7 +170,7 @@ def test_a_replacement_takes_the_dtype_of_what_it_replaces():
             assert view.forward(tokens_of(view)).dtype == torch.float32
 
 
-@pytest.mark.parametrize("site", [site for site in SITES if site != "attention"])
+@pytest.mark.parametrize("site", PARTS)
 @pytest.mark.parametrize("wrong", [lambda x: x[:1], lambda x: x[..., 1:], lambda x: float(x.mean())])
 def test_a_replacement_of_another_shape_is_refused(site, wrong):
     view = view_of("llama")
