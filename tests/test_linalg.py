@@ -43,6 +43,21 @@ def test_singular_values_equal_those_of_the_dense_matrices(n, d_head):
         assert largest_error(linalg.routing_singular_values(T), torch.linalg.svdvals(naive.skew(M))) < TOLERANCE
 
 
+@pytest.mark.parametrize(("n", "d_head"), [(97, 7), (15, 7), (14, 7), (8, 7), (7, 7), (2, 3), (1, 3)])
+def test_energy_spectra_are_the_squares_of_the_singular_values(n, d_head):
+    T = linalg.score_factors(*heads(n, d_head), scale=SCALE)
+    for factors in (T, linalg.centred_factors(T)) if n > 1 else (T,):
+        routing, score = linalg.routing_energy_spectrum(factors), linalg.score_energy_spectrum(factors)
+        unit = linalg.score_singular_values(T).square().max()
+        torch.testing.assert_close(
+            routing / unit, linalg.routing_singular_values(factors).square() / unit, rtol=0, atol=1e-14
+        )
+        torch.testing.assert_close(
+            score / unit, linalg.score_singular_values(factors).square() / unit, rtol=0, atol=1e-14
+        )
+        assert torch.cat([routing, score], -1).min() >= 0
+
+
 @pytest.mark.parametrize(("n", "d_head"), [(97, 7), (15, 7), (13, 7), (5, 7)])
 def test_gauge_removed_spectra_equal_those_of_the_dense_matrix_less_its_gauge_part(n, d_head):
     Q, K = heads(n, d_head)

@@ -52,6 +52,7 @@ def run_pass(
             output = view.forward(batch.tokens, batch.valid, head=head)
             for instrument in instruments:
                 instrument.observe_output(output, batch)
+            del output  # before the next batch makes logits of its own
             done += len(batch.tokens)
             progress(task, done, total)
     return time.monotonic() - started

@@ -21,9 +21,11 @@ from rheoscope.linalg.spectra import filtering_eigenvalues as filtering_eigenval
 from rheoscope.linalg.spectra import filtering_singular_values as filtering_singular_values
 from rheoscope.linalg.spectra import gauge_share as gauge_share
 from rheoscope.linalg.spectra import routing_core as routing_core
+from rheoscope.linalg.spectra import routing_energy_spectrum as routing_energy_spectrum
 from rheoscope.linalg.spectra import routing_share as routing_share
 from rheoscope.linalg.spectra import routing_singular_values as routing_singular_values
 from rheoscope.linalg.spectra import score_eigenvalues as score_eigenvalues
+from rheoscope.linalg.spectra import score_energy_spectrum as score_energy_spectrum
 from rheoscope.linalg.spectra import score_singular_values as score_singular_values
 from rheoscope.linalg.spectra import stability as stability
 from rheoscope.linalg.traces import ScoreEnergies as ScoreEnergies

@@ -4,6 +4,8 @@ The spectra of M = s Q K^T and of its parts depend on Q and K only through the G
 T^T T = X^T X has the same, and ours has 2 d_head columns and at most 2 d_head + 1 rows.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
@@ -29,12 +31,45 @@ def score_factors(
     `centred_factors`. Rows: min(N, 2 d_head + 1). Fewer key heads (dimension -3) than query heads are repeated, each
     for its group. Positions where `valid` is False are left out. Raises RheoscopeError on values that are not finite.
     """
-    Q, K = as_float64(Q), as_float64(repeated_keys(Q, K))
-    mark = Q.new_ones((*Q.shape[:-1], 1)) if valid is None else valid.to(Q)[..., None].expand(*Q.shape[:-1], 1)
-    X = torch.cat([mark / mark.sum(-2, keepdim=True).clamp(min=1).sqrt(), Q, K], -1)
-    T = triangular_factor(X if valid is None else X.masked_fill(mark == 0, 0))[..., 1:]
-    T[..., : Q.shape[-1]] *= scale
+    grouped_shape(Q, K)
+    Q, K = as_float64(Q), as_float64(K)
+    n, r = Q.shape[-2:]
+    mark = Q.new_ones((n, 1))
+    if valid is not None:
+        Q, K = (X.masked_fill(~valid[..., None], 0) for X in (Q, K))
+        mark = valid[..., None].to(Q)
+    mark = mark / mark.sum(-2, keepdim=True).clamp(min=1).sqrt()
+
+    def columns() -> Float64[Tensor, "*batch position column"]:
+        return torch.cat([mark.expand(*Q.shape[:-1], 1), Q, repeated_keys(Q, K)], -1)
+
+    R = _from_gram_or_qr(_score_gram(mark.amax(-2), Q, K), columns) if n > 2 * r else _by_qr(columns())
+    T = R[..., 1:]
+    T[..., :r] *= scale
     return T
+
+
+def _score_gram(
+    mark: Float64[Tensor, "*#batch 1"],
+    Q: Float64[Tensor, "*batch position d_head"],
+    K: Float64[Tensor, "*kv_batch position d_head"],
+) -> Float64[Tensor, "*batch column column"]:
+    """Lower half of the Gram matrix of a column of length 1, Q and K; the keys of a group are not repeated.
+
+    mark: what that column holds at every position, but at those where Q and K are zero.
+    """
+    *heads, group, n, r = grouped_shape(Q, K)
+    gram = Q.new_zeros((*Q.shape[:-2], 2 * r + 1, 2 * r + 1))
+    of_group = gram.view(*heads, group, 2 * r + 1, 2 * r + 1)
+    of_group[..., 0, 0] = 1
+    of_group[..., 1 : r + 1, 0] = (Q.sum(-2) * mark).reshape(*heads, group, r)
+    of_group[..., r + 1 :, 0] = (K.sum(-2) * mark).reshape(*heads, 1, r)
+    of_group[..., 1 : r + 1, 1 : r + 1] = (Q.mT @ Q).reshape(*heads, group, r, r)
+    Q, K = Q.reshape(*heads, group, n, r), K.reshape(*heads, n, r)
+    of_group[..., r + 1 :, r + 1 :] = (K.mT @ K)[..., None, :, :]
+    side_by_side = K.mT @ Q.transpose(-3, -2).reshape(*heads, n, group * r)  # one product for all heads of a group
+    of_group[..., r + 1 :, 1 : r + 1] = side_by_side.unflatten(-1, (group, r)).transpose(-3, -2)
+    return gram
 
 
 @torch.no_grad()
@@ -100,34 +135,40 @@ def grouped_shape(
 
 
 def triangular_factor(X: Float64[Tensor, "*batch tall wide"]) -> Float64[Tensor, "*batch row wide"]:
-    """Factor R with R^T R = X^T X and min(tall, wide) rows.
+    """Factor R with R^T R = X^T X and min(tall, wide) rows, upper triangular.
 
     From the Cholesky factor of the Gram matrix where that is as good as QR, item by item, and from QR elsewhere.
     """
-    if X.shape[-2] < X.shape[-1]:
-        R = torch.linalg.qr(X, mode="r")[1]
-    else:
-        R, accurate = _cholesky_factor(X)
-        if not accurate.all():
-            R[~accurate] = torch.linalg.qr(X[~accurate], mode="r")[1]
+    return _by_qr(X) if X.shape[-2] < X.shape[-1] else _from_gram_or_qr(X.mT @ X, lambda: X)
+
+
+def _from_gram_or_qr(
+    gram: Float64[Tensor, "*batch wide wide"], columns: Callable[[], Float64[Tensor, "*batch tall wide"]]
+) -> Float64[Tensor, "*batch wide wide"]:
+    """Cholesky factor of a Gram matrix, of which the lower half is read; from QR of its columns where that is better.
+
+    GRAM_LIMIT decides. Only a Gram matrix with a bad item asks for the columns.
+    """
+    lengths = gram.diagonal(dim1=-2, dim2=-1).sqrt()
+    L, failed = torch.linalg.cholesky_ex(gram / lengths[..., :, None] / lengths[..., None, :])
+    unit = torch.eye(gram.shape[-1], device=gram.device).expand_as(L)
+    inverse = torch.linalg.solve_triangular(L.float(), unit, upper=False)  # to decide by, float32 is enough
+    accurate = (failed == 0) & (inverse.square().sum((-2, -1)) <= GRAM_LIMIT)
+    R = L.mT * lengths[..., None, :]
+    if not accurate.all():
+        R[~accurate] = _by_qr(columns()[~accurate])
+    return R
+
+
+def _by_qr(X: Float64[Tensor, "*batch tall wide"]) -> Float64[Tensor, "*batch row wide"]:
+    """Factor R of X from QR. Raises RheoscopeError where a value is not finite: Cholesky leaves those to it."""
+    R = torch.linalg.qr(X, mode="r")[1]
     if not torch.isfinite(R).all():
         raise RheoscopeError(
             "a spectrum was asked of vectors with values that are NaN, infinite or beyond the range of their squares; "
             "run the model in bfloat16 or float32 if it overflows in float16."
         )
     return R
-
-
-def _cholesky_factor(
-    X: Float64[Tensor, "*batch tall wide"],
-) -> tuple[Float64[Tensor, "*batch wide wide"], Bool[Tensor, "*batch"]]:
-    """Cholesky factor of X^T X, and whether it is accurate (GRAM_LIMIT)."""
-    gram = X.mT @ X
-    lengths = gram.diagonal(dim1=-2, dim2=-1).sqrt()
-    L, failed = torch.linalg.cholesky_ex(gram / lengths[..., :, None] / lengths[..., None, :])
-    unit = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device).expand_as(L)
-    inverse = torch.linalg.solve_triangular(L, unit, upper=False)
-    return L.mT * lengths[..., None, :], (failed == 0) & (inverse.square().sum((-2, -1)) <= GRAM_LIMIT)
 
 
 def as_float64(X: Float[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:

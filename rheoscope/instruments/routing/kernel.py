@@ -14,23 +14,16 @@ import xarray as xr
 from jaxtyping import Float64
 from torch import Tensor
 
-from rheoscope.instruments.routing.spectra import void_share, without_rounding
+from rheoscope.instruments.routing.spectra import ranks_of_part, void_share
 from rheoscope.linalg import (
-    effective_ranks,
-    filtering_singular_values,
+    filtering_eigenvalues,
     kernel_factors,
+    routing_energy_spectrum,
     routing_share,
-    routing_singular_values,
-    score_singular_values,
+    score_energy_spectrum,
     split_factors,
 )
 from rheoscope.models.view import ModelView
-
-PARTS = {
-    "routing": routing_singular_values,
-    "filtering": filtering_singular_values,
-    "score": score_singular_values,
-}
 
 
 class _Turns(NamedTuple):
@@ -58,9 +51,10 @@ def kernel_readings(
         W_Q, W_K = view.weights.kernel(layer)
         T = kernel_factors(W_Q, W_K)
         readings = {"kernel_routing_share": routing_share(T)}
-        whole, void = score_singular_values(T), void_share(W_Q.dtype)
-        for part, spectrum in PARTS.items():
-            ranks = effective_ranks(without_rounding(spectrum(T), whole, void=void))._asdict()
+        whole = score_energy_spectrum(T)
+        parts = {"routing": routing_energy_spectrum(T), "filtering": filtering_eigenvalues(T).square(), "score": whole}
+        for part, energies in parts.items():
+            ranks = ranks_of_part(energies, whole, void=void_share(W_Q.dtype))._asdict()
             readings |= {f"kernel_{part}_{name}": value for name, value in ranks.items()}
         routing, score = _energies_by_lag(T, _turns(view, layer, mass.shape[-1] // 2))
         at_lags = routing / score

@@ -10,17 +10,18 @@ from jaxtyping import Bool, Complex128, Float
 from torch import Tensor
 
 from rheoscope.linalg import (
+    EffectiveRanks,
     centred_factors,
     effective_ranks,
-    filtering_singular_values,
+    filtering_eigenvalues,
     gauge_share,
     repeated_keys,
+    routing_energy_spectrum,
     routing_share,
-    routing_singular_values,
     score_eigenvalues,
     score_energies,
+    score_energy_spectrum,
     score_factors,
-    score_singular_values,
     split_factors,
     stability,
 )
@@ -47,11 +48,17 @@ def head_spectra(
     """
     batch, heads = Q.shape[:2]
     padded = not bool(valid.all())
-    valid = valid[:, None].expand(-1, heads, -1)
-    parts = [X.flatten(0, 1) for X in (Q, repeated_keys(Q, K), valid)]
     threads = torch.get_num_threads()
     workers = threads if Q.device.type == "cpu" else 1
-    chunks = zip(*(part.chunk(min(workers, batch * heads)) for part in parts), strict=True)
+    if batch * K.shape[1] < workers:
+        K = repeated_keys(Q, K)
+    groups = batch * K.shape[1]  # of query heads with one key head, which are read together
+    parts = (
+        Q.reshape(groups, -1, *Q.shape[-2:]),
+        K.reshape(groups, 1, *K.shape[-2:]),
+        valid[:, None].expand(-1, K.shape[1], -1).reshape(groups, 1, -1),
+    )
+    chunks = zip(*(part.chunk(min(workers, groups)) for part in parts), strict=True)
 
     def read(chunk: tuple[Tensor, Tensor, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         T = score_factors(chunk[0], chunk[1], scale=scale, valid=chunk[2] if padded else None)
@@ -63,8 +70,8 @@ def head_spectra(
             readings, eigenvalues = zip(*pool.map(read, chunks), strict=True)
     finally:
         torch.set_num_threads(threads)
-    joined = {name: torch.cat([part[name] for part in readings]).unflatten(0, (batch, heads)) for name in readings[0]}
-    return joined, torch.cat(eigenvalues).unflatten(0, (batch, heads))
+    joined = {name: torch.cat([part[name] for part in readings]).view(batch, heads) for name in readings[0]}
+    return joined, torch.cat(eigenvalues).view(batch, heads, -1)
 
 
 def spectral_readings(
@@ -74,16 +81,16 @@ def spectral_readings(
 
     A part with less than the share `void` of the energy has no rank: NaN.
     """
-    whole = score_singular_values(T)
+    whole = score_energy_spectrum(T)
     spectra = {
-        ("routing", ""): routing_singular_values(T),
-        ("routing", "_gauge_removed"): routing_singular_values(centred_factors(T)),
-        ("filtering", ""): filtering_singular_values(T),
+        ("routing", ""): routing_energy_spectrum(T),
+        ("routing", "_gauge_removed"): routing_energy_spectrum(centred_factors(T)),
+        ("filtering", ""): filtering_eigenvalues(T).square(),
         ("score", ""): whole,
     }
     readings = {}
-    for (part, suffix), values in spectra.items():
-        for rank, value in effective_ranks(without_rounding(values, whole, void=void))._asdict().items():
+    for (part, suffix), energies in spectra.items():
+        for rank, value in ranks_of_part(energies, whole, void=void)._asdict().items():
             readings[f"{part}_{rank}{suffix}"] = value
     readings["utilisation"] = readings["routing_k90"] / min(T.shape[-2:])
     stable = stability(eigenvalues)
@@ -93,12 +100,12 @@ def spectral_readings(
     return readings
 
 
-def without_rounding(
-    values: Float[Tensor, "*batch value"], whole: Float[Tensor, "*batch all"], *, void: float
-) -> Float[Tensor, "*batch value"]:
-    """Singular values of a part, all zero where they hold less than the share `void` of the energy of the whole."""
-    of_part, of_whole = (spectrum.square().sum(-1, keepdim=True) for spectrum in (values, whole))
-    return values.masked_fill(of_part <= void * of_whole, 0)
+def ranks_of_part(
+    energies: Float[Tensor, "*batch value"], whole: Float[Tensor, "*batch all"], *, void: float
+) -> EffectiveRanks:
+    """Effective ranks of a part, given σ²; NaN where it holds at most the share `void` of the energy of the whole."""
+    of_part, of_whole = (spectrum.sum(-1, keepdim=True) for spectrum in (energies, whole))
+    return effective_ranks(energies.masked_fill(of_part <= void * of_whole, 0).sqrt())
 
 
 def void_share(dtype: torch.dtype) -> float:
