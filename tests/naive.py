@@ -32,11 +32,6 @@ def gauge_part(S):
     return f[..., :, None] - f[..., None, :]
 
 
-def fourth(M):
-    """Σσ⁴ from dense singular values."""
-    return (torch.linalg.svdvals(M) ** 4).sum(-1)
-
-
 def rank_at_share(singular_values, share):
     """Least k with Σ_{i<=k} σ² >= share Σσ², by counting up."""
     squares = sorted((float(value) ** 2 for value in singular_values), reverse=True)

@@ -1,4 +1,4 @@
-"""Energies and participation ratios of the scores from traces of d_head x d_head products: cheap enough for all text.
+"""Energies of the scores from traces of d_head x d_head products: cheap enough for all text.
 
 One Gram product per pair of Q and K, then float64. On a trained model of 135 M parameters, float32 Grams move ‖M‖² by
 7e-7, ‖S‖² by 4e-6 and Σσ⁴ of S by 1e-5 of themselves at most: far below any standard error over documents. A routing
@@ -15,9 +15,9 @@ from rheoscope.linalg.factors import as_float64, grouped_shape
 
 
 class ScoreEnergies(NamedTuple):
-    """Sums per document and head whose quotients are shares; all in float64, in logits² or logits⁴.
+    """Sums per document and head whose quotients are shares; all in float64, in logits².
 
-    `fourth` means Σσ⁴. `gauge` is the energy of f_i - f_j, f the row mean of S.
+    `gauge` is the energy of f_i - f_j, f the row mean of S.
     """
 
     score: Float64[Tensor, "*batch"]
@@ -25,9 +25,6 @@ class ScoreEnergies(NamedTuple):
     filtering: Float64[Tensor, "*batch"]
     diagonal: Float64[Tensor, "*batch"]
     gauge: Float64[Tensor, "*batch"]
-    score_fourth: Float64[Tensor, "*batch"]
-    routing_fourth: Float64[Tensor, "*batch"]
-    filtering_fourth: Float64[Tensor, "*batch"]
 
 
 class _Products(NamedTuple):
@@ -49,9 +46,9 @@ def score_energies(
     scale: float,
     valid: Bool[Tensor, "*#batch position"] | None = None,
 ) -> ScoreEnergies:
-    """Energies of M = scale Q K^T and of its parts S and F, and their Σσ⁴, per document and head.
+    """Energies of M = scale Q K^T and of its parts S and F, per document and head.
 
-    Participation ratio = energy²/fourth. Fewer key heads (dimension -3) than query heads serve a group each, uncopied.
+    Fewer key heads (dimension -3) than query heads serve a group each, uncopied.
     Positions where `valid` is False are left out; with grouped keys its head dimension is 1. Products are in the dtype
     of Q, half precision raised to float32. On CUDA, allow_tf32 would cost four digits: leave it off. What rounding has
     moved below zero is returned as 0.
@@ -65,7 +62,7 @@ def score_energies(
         Q, K = (X.masked_fill(~valid[..., None], 0) for X in (Q, K))
     n = n.reshape(groups[:-2])
     p = _products(Q.reshape(groups), K.reshape(*groups[:-3], 1, *groups[-2:]), n, scale)
-    parts = (*_energies(p), p.diagonal, _gauge_energy(p, n), *_fourths(p))
+    parts = (*_energies(p), p.diagonal, _gauge_energy(p, n))
     return ScoreEnergies(*(part.clamp(min=0).reshape(shape) for part in parts))
 
 
@@ -99,20 +96,6 @@ def _gauge_energy(p: _Products, n: Float64[Tensor, "*batch"]) -> Float64[Tensor,
     q, k = p.q_mean[..., None], p.k_mean[..., None]
     square = k.mT @ p.qq @ k - 2 * (q.mT @ p.kq @ k) + q.mT @ p.kk @ q
     return n.to(square.device) / 2 * square[..., 0, 0]
-
-
-def _fourths(p: _Products) -> tuple[Tensor, Tensor, Tensor]:
-    """Σσ⁴ of M, S, F.
-
-    S and F have the nonzero eigenvalues of B/2, B = [[a, b], [∓c, ∓a^T]] with a = K^TQ, b = K^TK, c = Q^TQ. The blocks
-    of B² need four products only, and Σσ⁴ = tr(B⁴)/16.
-    """
-    aa, bc, ab, ca = p.kq @ p.kq, p.kk @ p.qq, p.kq @ p.kk, p.qq @ p.kq
-    fourths = [_inner(bc, bc.mT)]
-    for sign in (-1, 1):
-        corner, upper, lower = aa + sign * bc, ab + sign * ab.mT, ca + sign * ca.mT
-        fourths.append((_inner(corner, corner.mT) + sign * _inner(upper, lower.mT)) / 8)
-    return tuple(fourths)
 
 
 def _inner(A: Float64[Tensor, "*batch d d"], B: Float64[Tensor, "*#batch d d"]) -> Float64[Tensor, "*batch"]:

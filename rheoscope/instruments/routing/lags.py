@@ -26,17 +26,16 @@ def pair_energies(
 ) -> tuple[Float64[Tensor, "*batch lag"], Float64[Tensor, "*batch lag"]]:
     """Σ S² and Σ M² over all pairs of positions that lie `lag` apart, either way round, for M = Q K^T.
 
-    Only these diagonals of M are formed, half precision raised to float32.
+    M is formed, half precision raised to float32.
     """
-    n = Q.shape[-2]
     Q, K = (X.to(torch.promote_types(X.dtype, torch.float32)) for X in (Q, K))
+    M = Q @ K.mT
     routing, score = [], []
     for lag in lags.tolist():
-        later = torch.einsum("...nd,...nd->...n", Q[..., lag:, :], K[..., : n - lag, :])
-        earlier = torch.einsum("...nd,...nd->...n", Q[..., : n - lag, :], K[..., lag:, :])
+        later, earlier = (M.diagonal(side, -2, -1).to(torch.float64) for side in (-lag, lag))
         half = 1 if lag else 2  # at lag 0 both are the same entry
-        routing.append((later - earlier).square().sum(-1, dtype=torch.float64) / 2)
-        score.append((later.square() + earlier.square()).sum(-1, dtype=torch.float64) / half)
+        routing.append((later - earlier).square().sum(-1) / 2)
+        score.append((later.square() + earlier.square()).sum(-1) / half)
     return torch.stack(routing, -1), torch.stack(score, -1)
 
 

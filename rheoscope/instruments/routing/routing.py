@@ -70,7 +70,13 @@ class Routing(Instrument):
 
     def observe(self, layer: int, sites: LayerSites, batch: Batch) -> None:
         attention, valid = sites.attention, batch.valid.to(sites.attention.q.device)
-        energies = score_energies(attention.q, attention.k, scale=attention.scale, valid=valid[:, None])
+        if attention.scores_replaced:
+            raise Refused(
+                f"routing asked for; the scores of layer {layer} were replaced by an edit, and routing is read off the "
+                "queries and keys that it left unused: measure without routing, or without the edit"
+            )
+        padding = None if batch.valid.all() else valid[:, None]
+        energies = score_energies(attention.q, attention.k, scale=attention.scale, valid=padding)
         windows = batch.windows.numpy()
         units = self.corpus.units[windows]
         for name, (numerator, denominator) in share_sums(energies, attention.q.dtype).items():
