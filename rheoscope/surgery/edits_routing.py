@@ -182,7 +182,6 @@ def _refuse_rank(part: str, rank: int, capacity: int) -> None:
         )
 
 
-@torch.no_grad()
 def _apply(form: Form, attention: Attention, *, damped: bool) -> None:
     """Put the scores of a form in place of the call's own."""
     if attention.scores_replaced:
