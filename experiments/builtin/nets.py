@@ -64,10 +64,10 @@ def card(name: str, out: Path) -> dict[str, object]:
 
 README = """# builtin:{name}
 
-{what}: a decoder of {parameters:,} parameters (`rheoscope_decoder`, size micro: 4 layers,
-4 heads, d_model 128, context {window}). Tokens are bytes. It is one of three networks that differ in their attention alone,
-but that S-D goes without norms. They have read the manual that every CPython carries (`pydoc_data.topics` and docstrings
-of the standard library), and are for trying rheoscope out and for tests.
+{what}: a decoder of {parameters:,} parameters (`rheoscope_decoder`, size
+micro: 4 layers, 4 heads, d_model 128, context {window}). Tokens are bytes. It is one of three networks that differ in
+their attention alone, but that S-D goes without norms. They have read the manual that every CPython carries
+(`pydoc_data.topics` and docstrings of the standard library), and are for trying rheoscope out and for tests.
 
 Loss on {documents} documents of that manual that it was not trained on ({bytes:,} bytes, Python {python}):
 

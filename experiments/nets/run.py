@@ -4,19 +4,25 @@
 
 Every network is a folder NAME-SEED in the output folder, with its recipe in training.json and its loss in loss.csv.
 Started again, the command leaves what is finished as it is and goes on where it was; configurations may share networks.
+A network with `ranks_of: NAME` gets its head sizes from the ranks that the networks NAME, trained before, ended with.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import yaml
 
 from rheoscope.errors import RheoscopeError
 from rheoscope.nets.ranks import training_ranks
 from rheoscope.nets.train import Trained, train
+from rheoscope.nets.trainer import CURVE, read_curve
+
+SIZE_STEP = 4  # head sizes from ranks are multiples of it
 
 
 def main() -> None:
@@ -54,12 +60,25 @@ def planned(config: dict) -> list[tuple[str, int, dict]]:
 
 def trained(out: Path, text: str, config: dict, recipe: dict) -> Trained:
     """One network, trained or found trained. A network that diverges says which one it was."""
+    if name := recipe.pop("ranks_of", None):
+        recipe["head_dims"] = head_dims_from_ranks(out.parent, name)
     try:
         return train(
             text=text, out=out, probe=training_ranks, probe_every=config["probe_every"], progress=True, **recipe
         )
     except RheoscopeError as error:
         raise RheoscopeError(f"{out.name}: {error}") from error
+
+
+def head_dims_from_ranks(runs: Path, name: str) -> list[int]:
+    """Per layer the least multiple of 4 not below k90 of S, median over seeds, at the end of training."""
+    folders = [path.parent for path in sorted(runs.glob(f"{name}-[0-9]*/{CURVE}"))]
+    if not folders:
+        raise RheoscopeError(f"ranks of {name!r} asked for; {runs} has no such network: train it first")
+    last = [read_curve(folder).dropna(subset="routing_k90_0").iloc[-1] for folder in folders]
+    n_layers = sum(column.startswith("routing_k90_") and column[12:].isdecimal() for column in last[0].index)
+    ranks = np.median([[row[f"routing_k90_{layer}"] for layer in range(n_layers)] for row in last], axis=0)
+    return [SIZE_STEP * math.ceil(rank / SIZE_STEP) for rank in ranks]
 
 
 if __name__ == "__main__":
