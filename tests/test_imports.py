@@ -16,7 +16,10 @@ FLOORS = (
     {"cli"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-UPWARD = {("run", "report")}  # `Run.report`, which imports the page when it is called
+UPWARD = {
+    ("run", "report"),  # `Run.report`, which imports the page when it is called
+    ("models", "nets"),  # `load`, which makes our own model type known to transformers when it is called
+}
 
 
 def imports():

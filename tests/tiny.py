@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
+from rheoscope import nets
 from rheoscope.models.precision import Float64Throughout as Float64Throughout
 
 VOCAB = 61
@@ -153,6 +154,13 @@ _LINES: list[tuple[str, str, str, dict[str, Any]]] = [
         "GptOssForCausalLM",
         {**_FREE, **_SLIDING, **_MOE, **_scaled({**_YARN, "truncate": False}, 8)},
     ),
+    # trained by rheoscope itself
+    ("rheoscope_decoder", "RheoscopeConfig", "RheoscopeForCausalLM", {**_LEARNED, "head_dims": 6}),
+    ("rheoscope_decoder:rotary", "", "", {"positions": "rotary"}),
+    ("rheoscope_decoder:morlet", "", "", {"positions": "morlet"}),
+    ("rheoscope_decoder:sd", "", "", {"attention": "sd"}),
+    ("rheoscope_decoder:sd-rotary", "", "", {"attention": "sd", "positions": "rotary"}),
+    ("rheoscope_decoder:ega", "", "", {"attention": ["ega", "softmax", "ega"]}),
     # encoders
     ("bert", "BertConfig", "BertForMaskedLM", _BERT),
     ("bert:decoder", "", "BertLMHeadModel", {"is_decoder": True}),
@@ -210,6 +218,11 @@ _NO_SDPA = {"gemma2", "gpt_oss"}
 _NOT_CAUSAL = {"bert", "roberta", "distilbert", "modernbert", "modernbert:biases"}
 
 
+def _named(name: str) -> Any:
+    """A class of transformers, or of the networks that rheoscope trains."""
+    return getattr(nets if hasattr(nets, name) else transformers, name)
+
+
 def _variants() -> dict[str, Variant]:
     """The table above, each row on top of the first row of its family."""
     first: dict[str, Variant] = {}
@@ -247,9 +260,9 @@ def tiny(
     `overrides` go to the config. `bare` builds the model without its head, as AutoModel would.
     """
     variant = ALL[name]
-    config = getattr(transformers, variant.config)(**{**variant.kwargs, **overrides})
+    config = _named(variant.config)(**{**variant.kwargs, **overrides})
     config._experts_implementation = "eager"  # the default, grouped_mm, takes no float64
-    builder = AutoModel.from_config if bare else getattr(transformers, variant.model)._from_config
+    builder = AutoModel.from_config if bare else _named(variant.model)._from_config
     with torch.random.fork_rng(devices=[]):
         model = builder(config, attn_implementation="eager")
     perturb(model, seed=seed)

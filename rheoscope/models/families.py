@@ -72,8 +72,10 @@ class Family:
     rope_if: str | None = None  # attribute of the attention module; a layer where it is false or None has no RoPE
     sine_first: bool = False  # the rotary module returns sin, cos
     half_tables: bool = False  # and one angle per pair instead of one per coordinate
-    # S-D attention
+    # attention other than softmax(q·k)
     damped_if: str | None = None  # attribute of the attention module; a layer that has it hands on [q; k], [k; -q], -D
+    averaged_if: str | None = None  # the same; its keys are averages over places, not made of each token alone
+    leaks_if: str | None = None  # the same, if true; later tokens act on earlier ones past the mask
     # feed-forward network: modules applied one after the other
     ffn: tuple[str, ...] = ("mlp",)
     # the stream
@@ -231,7 +233,13 @@ FAMILIES: dict[str, Family] = {
     "smollm3": replace(_LLAMA, rope_if="use_rope"),
     "nemotron": replace(_LLAMA, unit_offset=True),
     "gpt_oss": replace(_LLAMA, half_tables=True),
-    "rheoscope_decoder": replace(_LLAMA, rope=When("uses_rotary", yes=Rope.HALVES, no=Rope.NONE), damped_if="damping"),
+    "rheoscope_decoder": replace(
+        _LLAMA,
+        rope=When("uses_rotary", yes=Rope.HALVES, no=Rope.NONE),
+        damped_if="damping",
+        averaged_if="lag_logits",
+        leaks_if="uses_future",
+    ),
     "bert": _BERT,
     "roberta": _BERT,
     "distilbert": replace(

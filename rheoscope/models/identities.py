@@ -140,6 +140,8 @@ def the_past_is_untouched(view: ModelView, tokens: Tensor) -> Measured:
     """Outputs before a changed token, tapped and untapped: bit-equal, but for experts, which batch tokens together."""
     if not view.causal:
         raise Refused(f"{view.model_type} reads both ways: nothing is causal about it")
+    if view.family and any(view.attention_has(layer, view.family.leaks_if) for layer in range(view.n_layers)):
+        raise Refused(f"{view.ref} has layers of a kind that lets later tokens act on earlier ones by its definition")
     place = tokens.shape[1] // 2
     changed = tokens.clone()
     changed[0, place] = tokens[0, place - 1] if tokens[0, place - 1] != tokens[0, place] else tokens[0, 0]

@@ -135,8 +135,11 @@ class ModelView:
 
     def is_damped(self, layer: int) -> bool:
         """Whether a layer is S-D attention: it attends by [q; k] and [k; -q], with -D added to its scores."""
-        name = self.family.damped_if if self.family else None
-        return name is not None and getattr(self.attentions[layer], name, None) is not None
+        return self.attention_has(layer, self.family.damped_if if self.family else None)
+
+    def attention_has(self, layer: int, name: str | None) -> bool:
+        """Whether the attention module of a layer has an attribute that a family's row names, and it is not False."""
+        return name is not None and getattr(self.attentions[layer], name, False) is not False
 
     @cached_property
     def weights(self) -> HeadWeights:

@@ -27,11 +27,11 @@ class HeadWeights:
         self.view = view
 
     def W_Q(self, layer: int) -> Float[Tensor, "head d_model d_head"]:
-        """Query weights, with the factor that OPT applies before the score."""
+        """Query weights, with the factor that OPT applies before the score. S-D layers: [W_Q W_K], as they attend."""
         return self._split(layer)[0]
 
     def W_K(self, layer: int) -> Float[Tensor, "head d_model d_head"]:
-        """Key weights, repeated for every query head of a group."""
+        """Key weights, repeated for every query head of a group. S-D layers: [W_K -W_Q]."""
         return self._repeated(self._split(layer)[1])
 
     def W_V(self, layer: int) -> Float[Tensor, "head d_model d_value"]:
@@ -75,6 +75,7 @@ class HeadWeights:
 
     def kernel(self, layer: int) -> tuple[Float[Tensor, "head d_model d_head"], Float[Tensor, "head d_model d_head"]]:
         """W_Q and W_K with the gains of the norm before attention and of the QK-norm folded in."""
+        self._refuse_averaged(layer)
         gain, family = self.gain(layer)[:, None], self.view.family
         q_gain = self._qk_gain(layer, family.q_norm, self.view.n_heads)
         k_gain = self._repeated(self._qk_gain(layer, family.k_norm, self.view.n_kv_heads))
@@ -96,6 +97,7 @@ class HeadWeights:
 
         Bias, clipping, QK-norm and rotation come in the family's order; `check` compares with the model's own.
         """
+        self._refuse_averaged(layer)
         (W_Q, W_K, _), (b_Q, b_K, _) = self._split(layer), self._biases(layer)
         q = torch.einsum("bpm,hmd->bphd", x, W_Q) + b_Q
         k = torch.einsum("bpm,hmd->bphd", x, W_K) + b_K
@@ -139,6 +141,8 @@ class HeadWeights:
     ) -> Float[Tensor, "*any d_head"]:
         """x with its first 2 * pair coordinates turned pairwise, in the family's pairing."""
         n_turned = 2 * cos.shape[-1]
+        if self.view.family.damped_if and x.shape[-1] == 2 * n_turned:  # [q; k], each turned in the same way
+            return torch.cat([self.rotated(half, cos, sin) for half in x.chunk(2, -1)], -1)
         head, rest = x[..., :n_turned], x[..., n_turned:]
         if self.view.family.rope is Rope.INTERLEAVED:
             first, second = head[..., ::2], head[..., 1::2]
@@ -147,6 +151,13 @@ class HeadWeights:
             first, second = head.chunk(2, -1)
             turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
         return torch.cat([turned, rest], -1)
+
+    def _refuse_averaged(self, layer: int) -> None:
+        if self.view.attention_has(layer, self.view.family.averaged_if):
+            raise Refused(
+                f"the kernel of layer {layer} asked for; its keys are averages over neighbouring tokens, so no kernel "
+                "of two tokens makes its scores: read the scores themselves"
+            )
 
     def _clipped(self, x: Tensor) -> Tensor:
         bound = getattr(self.view.config, self.view.family.clip) if self.view.family.clip else None
@@ -169,6 +180,8 @@ class HeadWeights:
             q, k, v = (rearrange(w, "m (h d) -> h m d", h=h) for w, h in zip(weights, self._heads, strict=True))
         else:
             q, k, v = self._unpacked(self._in_out(self.view.part(layer, family.qkv)))
+        if self.view.is_damped(layer):
+            q, k = torch.cat([q, k], -1), torch.cat([k, -q], -1)
         return q * self._prescale(layer), k, v
 
     def _biases(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,7 +189,11 @@ class HeadWeights:
         if family.qkv is None:
             paths = (family.q, family.k, family.v)
             biases = [getattr(view.part(layer, path), "bias", None) for path in paths]
-            zeros = [torch.zeros(h * view.d_head, dtype=view.dtype, device=view.device) for h in self._heads]
+            sizes = (view.d_head, view.d_head, view.d_value)
+            zeros = [
+                torch.zeros(h * d, dtype=view.dtype, device=view.device)
+                for h, d in zip(self._heads, sizes, strict=True)
+            ]
             biases = [zero if bias is None else bias for bias, zero in zip(biases, zeros, strict=True)]
             q, k, v = (rearrange(b, "(h d) -> h d", h=h) for b, h in zip(biases, self._heads, strict=True))
         else:

@@ -191,11 +191,16 @@ class EnergyGatedAttention(SelfAttention):
         self.gate_slope = nn.Parameter(torch.empty(self.n_heads))
         self.gate_threshold = nn.Parameter(torch.empty(self.n_heads))
 
+    @property
+    def uses_future(self) -> bool:
+        """Whether later tokens move the gates of earlier ones."""
+        return self.kind == "ega_published"
+
     def attend(self, call: Call) -> Mixed:
         energy = self.energy(call.hidden).mT[..., None].to(call.k.dtype)
         kept, v = self.remembered(call, torch.cat([call.k, energy], -1))
         k, energy = kept[..., :-1], kept[..., -1]
-        causal = self.kind == "ega"
+        causal = not self.uses_future
         bias = log_gate(energy, self.gate_slope, self.gate_threshold, valid=call.valid, causal=causal)
         if self.may_fuse(call):
             z = key_biased_attention(call.q, k, v, bias, mask=call.mask, scale=self.scaling)

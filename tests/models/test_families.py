@@ -48,6 +48,8 @@ def peculiarities(row):
         said.append("gain 1 + weight")
     if row.prescaled:
         said.append("queries scaled before the score")
+    if row.damped_if:
+        said.append("attention of other kinds: see networks.md")
     if row.transposed:
         said.append("weights stored [in, out]")
     return ", ".join(said)
@@ -60,7 +62,7 @@ def line(name):
         f"`{name}`",
         either(row.residual, BLOCKS.get),
         either(row.packing if row.qkv else Packing.SEPARATE, PROJECTIONS.get),
-        ROPE[row.rope],
+        either(row.rope, ROPE.get),
         peculiarities(row),
     )
     return "| " + " | ".join(cells) + " |"

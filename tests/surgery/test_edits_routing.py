@@ -11,10 +11,12 @@ import torch
 from rheoscope.corpus import batches
 from rheoscope.errors import Refused, RheoscopeError
 from rheoscope.instruments.engine import run_pass
+from rheoscope.instruments.loss import Loss
 from rheoscope.instruments.routing.routing import Routing
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.calibration import calibrated
 from rheoscope.surgery.edits import edited
+from rheoscope.surgery.edits_linear import Linearize
 from rheoscope.surgery.edits_routing import FilterOff, FilterScalar, KeyBiasRouting, TruncateFiltering, TruncateRouting
 from tests.instruments.texts import corpus_of, random_corpus
 from tests.nets.models import tiny as tiny_net
