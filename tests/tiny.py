@@ -155,12 +155,9 @@ _LINES: list[tuple[str, str, str, dict[str, Any]]] = [
         {**_FREE, **_SLIDING, **_MOE, **_scaled({**_YARN, "truncate": False}, 8)},
     ),
     # trained by rheoscope itself
-    ("rheoscope_decoder", "RheoscopeConfig", "RheoscopeForCausalLM", {**_LEARNED, "head_dims": 6}),
-    ("rheoscope_decoder:rotary", "", "", {"positions": "rotary"}),
+    ("rheoscope_decoder", "RheoscopeConfig", "RheoscopeForCausalLM", _BERT),  # other kinds: tests/nets/models.py
+    ("rheoscope_decoder:rotary", "", "", {"positions": "rotary", "hidden_size": 60}),
     ("rheoscope_decoder:morlet", "", "", {"positions": "morlet"}),
-    ("rheoscope_decoder:sd", "", "", {"attention": "sd"}),
-    ("rheoscope_decoder:sd-rotary", "", "", {"attention": "sd", "positions": "rotary"}),
-    ("rheoscope_decoder:ega", "", "", {"attention": ["ega", "softmax", "ega"]}),
     # encoders
     ("bert", "BertConfig", "BertForMaskedLM", _BERT),
     ("bert:decoder", "", "BertLMHeadModel", {"is_decoder": True}),
