@@ -16,11 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import yaml
+from text import finished
 
 from rheoscope.errors import RheoscopeError
 from rheoscope.nets.ranks import training_ranks
 from rheoscope.nets.train import Trained, train
-from rheoscope.nets.trainer import CURVE, read_curve
+from rheoscope.nets.trainer import read_curve
 
 SIZE_STEP = 4  # head sizes from ranks are multiples of it
 
@@ -72,9 +73,9 @@ def trained(out: Path, text: str, config: dict, recipe: dict) -> Trained:
 
 def head_dims_from_ranks(runs: Path, name: str) -> list[int]:
     """Per layer the least multiple of 4 not below k90 of S, median over seeds, at the end of training."""
-    folders = [path.parent for path in sorted(runs.glob(f"{name}-[0-9]*/{CURVE}"))]
+    folders = [runs / found for found in finished(runs) if found.rpartition("-")[0] == name]
     if not folders:
-        raise RheoscopeError(f"ranks of {name!r} asked for; {runs} has no such network: train it first")
+        raise RheoscopeError(f"ranks of {name!r} asked for; {runs} has no such network finished: train it first")
     last = [read_curve(folder).dropna(subset="routing_k90_0").iloc[-1] for folder in folders]
     n_layers = sum(column.startswith("routing_k90_") and column[12:].isdecimal() for column in last[0].index)
     ranks = np.median([[row[f"routing_k90_{layer}"] for layer in range(n_layers)] for row in last], axis=0)
