@@ -98,14 +98,8 @@ def linear_layers(edited: Readings) -> go.Figure:
         change = np.array([[0.0, *one["linear_change"]] for one in found])
         mean = change.mean(0)
         spread = {"array": change.max(0) - mean, "arrayminus": mean - change.min(0)}
-        figure.add_scatter(
-            x=[0, *found[0]["n_linear"]],
-            y=mean,
-            error_y=spread,
-            name=name,
-            line={"color": colour},
-            mode="lines+markers",
-        )
+        layers = [0, *found[0]["n_linear"]]
+        figure.add_scatter(x=layers, y=mean, error_y=spread, name=name, mode="lines+markers")
     return figure.update_layout(xaxis_title="layers made linear, from the first", yaxis_title="loss change, nats/byte")
 
 
