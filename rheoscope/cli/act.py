@@ -24,6 +24,7 @@ from rheoscope.cli.inputs import (
     Windows,
     opened,
 )
+from rheoscope.errors import RheoscopeError
 from rheoscope.storage import refuse_output
 
 
@@ -39,6 +40,13 @@ def ablate(
     gates: Annotated[bool, typer.Option("--gates", help="Fit one gate per feed-forward network.")] = False,
     pressure: Annotated[bool, typer.Option("--pressure", help="Attention times 1 to 3.")] = False,
     prefix: Annotated[bool, typer.Option("--prefix", help="Another text before the last few tokens.")] = False,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Routing and filtering cut to each rank; routing as a key bias.")
+    ] = False,
+    linear: Annotated[bool, typer.Option("--linear", help="Layers 0 to n - 1 without a softmax, for every n.")] = False,
+    calibrate: Annotated[
+        list[str], typer.Option(help="Text that --scores is fitted on; the first windows of --text if left out.")
+    ] = (),
     memory: Annotated[
         Path | None, typer.Option(help="Keeps every pass, so that a stopped ablation goes on where it was.")
     ] = None,
@@ -55,8 +63,12 @@ def ablate(
 ) -> None:
     """Take parts away (FFN, its radial or tangential part, attention) and print what each costs, paired by document."""
     refuse_output(out_file, overwrite=overwrite)
+    if calibrate and not scores:
+        raise RheoscopeError("a calibration text given without --scores, the only part that is fitted: add --scores")
+    from rheoscope.corpus import read
     from rheoscope.surgery.ablation import ablate as ablated
     from rheoscope.surgery.ablation import ablation_lines
+    from rheoscope.surgery.calibration import N_CALIBRATION
 
     view, corpus = opened(
         model,
@@ -67,6 +79,11 @@ def ablate(
         windows_per_document=windows_per_document,
         split=split,
     )
+    calibration = None
+    if calibrate:
+        calibration = read(
+            calibrate, tokenizer=view.tokenizer, window=corpus.window, n_windows=N_CALIBRATION, split=split
+        )
     with progress() as shown:
         run = ablated(
             view,
@@ -77,6 +94,9 @@ def ablate(
             gates=gates,
             pressure=pressure,
             prefix=prefix,
+            scores=scores,
+            linear=linear,
+            calibration=calibration,
             memory=memory,
             batch_size=batch_size,
             seed=seed,

@@ -137,6 +137,10 @@ class ModelView:
         """Whether a layer is S-D attention: it attends by [q; k] and [k; -q], with -D added to its scores."""
         return self.attention_has(layer, self.family.damped_if if self.family else None)
 
+    def routing_capacity(self, layer: int) -> int:
+        """The largest rank that the routing part of a head's scores can have: 2 d_head of the q and k it is made of."""
+        return self.d_head if self.is_damped(layer) else 2 * self.d_head
+
     def attention_has(self, layer: int, name: str | None) -> bool:
         """Whether the attention module of a layer has an attribute that a family's row names, and it is not False."""
         return name is not None and getattr(self.attentions[layer], name, False) is not False

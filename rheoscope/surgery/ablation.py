@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import xarray as xr
 
 from rheoscope.corpus import Corpus
@@ -31,6 +32,7 @@ from rheoscope.surgery.parallel import parallel_layers
 from rheoscope.surgery.passes import Passes
 from rheoscope.surgery.prefix import prefix_readings
 from rheoscope.surgery.pressure import pressure_readings
+from rheoscope.surgery.score_curves import first_windows, linearisation_curve, score_readings
 from rheoscope.surgery.variants import variant_table, variants_by_layer
 
 NAME = "ablation"
@@ -49,6 +51,9 @@ def ablate(
     fit: Fit | None = None,
     pressure: bool = False,
     prefix: bool = False,
+    scores: bool = False,
+    linear: bool = False,
+    calibration: Corpus | None = None,
     batch_size: int | None = None,
     memory: str | Path | None = None,
     seed: int = 0,
@@ -60,16 +65,20 @@ def ablate(
     by_layer: also each variant in each layer alone. parallel_curve: every layer made parallel alone, then `sizes` of
     them low-defect first, in `n_random` random orders, and high-defect first. gates: fitted on half of the documents,
     judged on both halves. pressure: attention times 1 to 3, and diversity by depth under each variant. prefix: another
-    text before the last few tokens, and how far attention passes changes on. memory: a file that keeps every pass, so
+    text before the last few tokens, and how far attention passes changes on. scores: routing and filtering cut to each
+    rank, and put in simple forms, fitted on `calibration` (by default the first windows of the text). linear: layers 0
+    to n - 1 made linear, for every n. memory: a file that keeps every pass, so
     that a stopped run goes on where it was. command: the command line, for the provenance.
     Raises Refused for a model without loss or without the sites, RheoscopeError where no text is left to hold out.
     """
     started = time.monotonic()
     refuse_loss(view)
-    refuse_field(view, "ablation")
     refuse_window(view, corpus.window)
-    if not (variants or by_layer or parallel_curve or gates or pressure or prefix):
+    of_terms = variants or by_layer or parallel_curve or gates or pressure or prefix
+    if not (of_terms or scores or linear):
         raise RheoscopeError("an ablation without any part asked for: ask for variants, parallel_curve, gates, …")
+    if of_terms:
+        refuse_field(view, "ablation")
     made = {"batch_size": batch_size, "memory": Path(memory) if memory else None, "progress": progress}
     passes = Passes(view, corpus, **made)
     splits = [Passes(view, text, **made) for text in split_units(corpus, seed=seed)] if gates else []
@@ -82,6 +91,9 @@ def ablate(
         parts.append(parallel_curve_readings(passes, *orders, sizes=sizes, n_random=n_random, seed=seed))
     parts += [pressure_readings(passes)] if pressure else []
     parts += [prefix_readings(passes, seed=seed)] if prefix else []
+    calibration = calibration or first_windows(corpus)
+    parts += score_readings(passes, calibration) if scores else []
+    parts += [linearisation_curve(passes)] if linear else []
     fit = fit or Fit(seed=seed)
     parts += [gate_readings(*splits, fit)] if gates else []
     data = xr.merge(parts, combine_attrs="drop")
@@ -99,12 +111,23 @@ def ablate(
             "gates": asdict(fit) if gates else False,
             "pressure": pressure,
             "prefix": prefix,
+            "scores": _named(calibration) if scores else False,
+            "linear": linear,
             "batch_size": passes.batch_size,
         },
         "seed": seed,
         "command": shlex.join(command),
     }
     return Run.of({NAME: describe(data, NAME)}, provenance(view, corpus, config, seconds=time.monotonic() - started))
+
+
+def _named(calibration: Corpus) -> dict[str, object]:
+    """What a calibration text was, for the provenance."""
+    return {
+        "calibration_sources": list(calibration.sources),
+        "calibration_windows": calibration.n_windows,
+        "calibration_hash": calibration.hash,
+    }
 
 
 def _n_units(corpus: Corpus) -> int:
@@ -132,6 +155,7 @@ def ablation_lines(run: Run) -> list[str]:
         lines += [
             f"{float(g):<24g}{_pm(data.gain_change.sel(gain=g), data.gain_change_se.sel(gain=g))}" for g in data.gain
         ]
+    lines += _score_lines(data)
     if "gate" in data:
         lines += [
             "",
@@ -158,6 +182,29 @@ def _curve_lines(data: xr.Dataset) -> list[str]:
             f"{float(row.parallel_speedup_low):.3f}x",
         )
         lines.append(f"{size:<17}" + "".join(f"{cell:>34}" for cell in cells))
+    return lines
+
+
+def _score_lines(data: xr.Dataset) -> list[str]:
+    """One line per rank, per simple form of the scores, and per number of linear layers."""
+    lines = []
+    if "routing_change" in data:
+        parts = [part for part in ("routing", "filtering") if f"{part}_change" in data]
+        lines += ["", f"{'rank in all layers':<24}" + "".join(f"{part:>24}" for part in parts)]
+        for rank in data["rank"]:
+            cells = (
+                _pm(*(data[name].sel(rank=rank) for name in (f"{part}_change", f"{part}_change_se"))) for part in parts
+            )
+            lines.append(f"{int(rank):<24}" + "".join(f"{cell:>24}" for cell in cells))
+        for form in data.score_edit:
+            change = _pm(data.score_edit_change.sel(score_edit=form), data.score_edit_change_se.sel(score_edit=form))
+            lines.append(f"{form.values!s:<24}{change:>24}")
+    if "linear_change" in data:
+        lines += ["", f"{'linear layers, from 0':<24}{'':>24}{'perplexity':>24}"]
+        for n in data.n_linear:
+            change = data.linear_change.sel(n_linear=n)
+            growth = f"{100 * np.expm1(float(change)):+.1f} %"
+            lines.append(f"{int(n):<24}{_pm(change, data.linear_change_se.sel(n_linear=n)):>24}{growth:>24}")
     return lines
 
 

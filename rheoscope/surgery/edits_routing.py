@@ -79,12 +79,12 @@ class TruncateRouting(ScoreEdit):
         if self.rank % 2 or self.rank < 0:
             raise RheoscopeError(f"routing of rank {self.rank} asked for; S turns planes: give an even number from 0")
         for layer in self.layers or range(view.n_layers):
-            _refuse_rank("routing", self.rank, _capacity(view, layer))
+            _refuse_rank("routing", self.rank, view.routing_capacity(layer))
         super().refuse(view)
 
     def form(self, view: ModelView, layer: int) -> Form:
         routing, filtering = _forms(view)
-        if self.rank < _capacity(view, layer):
+        if self.rank < view.routing_capacity(layer):
             routing = kept_planes(self.calibration.planes(layer), self.rank // 2)
         return Form(routing + (0 if view.is_damped(layer) else filtering))
 
@@ -168,11 +168,6 @@ def _forms(view: ModelView) -> tuple[Float64[Tensor, "head twice twice"], Float6
 def _exact_device(view: ModelView) -> torch.device:
     """Where float64 is."""
     return torch.device("cpu") if view.device.type == "mps" else view.device
-
-
-def _capacity(view: ModelView, layer: int) -> int:
-    """The largest rank that S can have; in S-D layers q already holds both q and k."""
-    return view.d_head if view.is_damped(layer) else 2 * view.d_head
 
 
 def _refuse_rank(part: str, rank: int, capacity: int) -> None:

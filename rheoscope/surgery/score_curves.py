@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from rheoscope.corpus import Corpus
 from rheoscope.errors import RheoscopeError
-from rheoscope.models.view import ModelView
+from rheoscope.instruments.engine import refuse_window
 from rheoscope.stats import Estimate
-from rheoscope.surgery.calibration import Calibration
+from rheoscope.surgery.calibration import N_CALIBRATION, Calibration, calibrated
 from rheoscope.surgery.edits_linear import Linearize
 from rheoscope.surgery.edits_routing import FilterOff, FilterScalar, KeyBiasRouting, TruncateFiltering, TruncateRouting
 from rheoscope.surgery.passes import Passes
@@ -39,8 +40,9 @@ def truncation_curve(
     """
     view = passes.view
     chosen = layers or tuple(range(view.n_layers))
-    damped = [layer for layer in chosen if view.is_damped(layer)]
-    ranks = curve_ranks(view, damped=bool(damped)) if ranks is None else sorted(set(ranks))
+    capacity = min(view.routing_capacity(layer) for layer in chosen)
+    ranks = curve_ranks(capacity) if ranks is None else sorted(set(ranks))
+    damped = any(view.is_damped(layer) for layer in chosen)
     kinds = {"routing": TruncateRouting} | ({} if damped else {"filtering": TruncateFiltering})
     parts = []
     for part, kind in kinds.items():
@@ -52,6 +54,19 @@ def truncation_curve(
     return xr.merge(parts)
 
 
+def score_readings(passes: Passes, calibration: Corpus) -> list[xr.Dataset]:
+    """Truncation curve and simple forms, fitted on a text by one more pass."""
+    refuse_window(passes.view, calibration.window)
+    fitted = calibrated(passes.view, calibration, progress=passes.progress)
+    passes.n_run += 1
+    return [truncation_curve(passes, fitted), score_edit_table(passes, fitted)]
+
+
+def first_windows(corpus: Corpus, n: int = N_CALIBRATION) -> Corpus:
+    """The first windows of a text, to fit on where no other text is given."""
+    return corpus.of_windows(np.arange(min(n, corpus.n_windows)))
+
+
 def score_edit_table(passes: Passes, calibration: Calibration, *, layers: tuple[int, ...] = ()) -> xr.Dataset:
     """Loss change with routing as a bias of keys, filtering as one number, and no filtering. Three passes."""
     changes = [
@@ -61,9 +76,8 @@ def score_edit_table(passes: Passes, calibration: Calibration, *, layers: tuple[
     return _dataset("score_edit_change", changes, "score_edit", list(SCORE_EDITS))
 
 
-def curve_ranks(view: ModelView, *, damped: bool) -> list[int]:
+def curve_ranks(capacity: int) -> list[int]:
     """Ranks of a truncation curve: 0, then doubled from 2, up to what a head can have."""
-    capacity = view.d_head if damped else 2 * view.d_head
     return [0, *(rank for rank in (2**k for k in range(1, 12)) if rank < capacity), capacity]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rheoscope.instruments.catalog.quantity import Quantity
 
 PAPER = "arXiv 2608.02071"
+SCORES = "arXiv 2605.18826"
 OURS = "this project"
 
 ABLATION_DIMENSIONS: dict[str, tuple[str, str]] = {
@@ -14,6 +15,9 @@ ABLATION_DIMENSIONS: dict[str, tuple[str, str]] = {
     "n_parallel": ("1", "layers made parallel"),
     "choice": ("1", "random order of the layers, counted from 0"),
     "gain": ("1", "factor on what attention writes"),
+    "rank": ("1", "rank that is kept"),
+    "score_edit": ("1", "form of the scores"),
+    "n_linear": ("1", "layers made linear, from the first"),
     "keep": ("tokens", "text kept before another one begins"),
 }
 
@@ -203,5 +207,40 @@ ABLATION = (
         unit="1",
         bounds=(0.0, float("inf")),
         source=OURS,
+    ),
+    _row(
+        "routing_change",
+        ("rank",),
+        "loss change, routing of a rank",
+        "What it costs when the routing part of all scores keeps only its leading planes, so many singular values in "
+        "all; 0: no routing.",
+        "loss with S → its leading rank/2 planes on the calibration text, minus loss of the model",
+        source=SCORES,
+    ),
+    _row(
+        "filtering_change",
+        ("rank",),
+        "loss change, filtering of a rank",
+        "What it costs when the filtering part of all scores keeps only so many leading directions; 0: no filtering.",
+        "loss with F → its leading directions on the calibration text, minus loss of the model",
+        source=SCORES,
+    ),
+    _row(
+        "score_edit_change",
+        ("score_edit",),
+        "loss change, scores in a simple form",
+        "What it costs when routing is only a bias of every key, the same for all queries, or filtering only a number "
+        "per head, or nothing.",
+        "loss with S → f_i - f_j, F → m 1, or F → 0, minus loss of the model",
+        source=SCORES,
+    ),
+    _row(
+        "linear_change",
+        ("n_linear",),
+        "loss change, linear layers",
+        "What it costs when the first layers attend without a softmax, the weights as they are: linear attention with "
+        "features elu + 1.",
+        "loss with softmax(scores) → φ(q)·φ(k), normalised, in layers 0 to n - 1, minus loss of the model",
+        source=SCORES,
     ),
 )

@@ -94,6 +94,8 @@ class Routing(Instrument):
         """Ranks and stability of the sampled windows; the eigenvalues of the first one are kept to be drawn."""
         q, k = attention.q[rows], attention.k[rows]
         readings, eigenvalues = head_spectra(q, k, scale=attention.scale, valid=valid[rows])
+        if self.view.is_damped(layer):  # half of what [q; k] and [k; -q] would reach if they were unrelated
+            readings["utilisation"] = readings["routing_k90"] / self._capacity(layer)
         for name, value in readings.items():
             self.sampled[name][samples, layer] = value.cpu().numpy()
         for row in np.flatnonzero(samples == 0):
@@ -133,7 +135,7 @@ class Routing(Instrument):
         medians = np.array([median(layer) for layer in self.sampled["routing_k90"].swapaxes(0, 1)])
         data["routing_k90_median"] = ("layer",), medians
         data["minimal_rank_share"] = (), minimal_share(medians)
-        data["capacity"] = ("layer",), np.full(self.view.n_layers, min(2 * self.view.d_head, self.corpus.window))
+        data["capacity"] = ("layer",), np.array([self._capacity(layer) for layer in range(self.view.n_layers)])
         data["eigenvalues_re"] = ("layer", "head", "component"), self.eigenvalues.real
         data["eigenvalues_im"] = ("layer", "head", "component"), self.eigenvalues.imag
         coords = {
@@ -142,6 +144,9 @@ class Routing(Instrument):
             "lag": self.lags,
         }
         return xr.Dataset(data, coords=coords, attrs={"n": data["routing_share"][2]["n"]})
+
+    def _capacity(self, layer: int) -> int:
+        return min(self.view.routing_capacity(layer), self.corpus.window)
 
     def with_nulls(self, data: xr.Dataset, run_pass: Pass, seed: int) -> xr.Dataset:
         """An untrained model of the same shape beside what was read on the data, and Gaussian queries and keys."""
