@@ -23,12 +23,16 @@ def ffn_field(view: ModelView, layer: int, x: Float[Tensor, "... d_model"]) -> F
     Norms, post-norms, experts and multipliers are the model's own modules, called past their hooks: taps neither see
     nor change it, so it is the field of the model as it was loaded. In the dtype of the model.
     """
-    family = view.family
-    paths = [family.norm_ffn] if family.norm_ffn else []
-    paths += family.ffn
-    if family.ffn_term and family.ffn_term != family.ffn[-1]:
-        paths.append(family.ffn_term)
-    shape, x = x.shape, x.to(view.dtype)
+    norm = view.family.norm_ffn
+    x = x.to(view.dtype)
+    return ffn_of_normed(view, layer, view.part(layer, norm).forward(x) if norm else x)
+
+
+def ffn_of_normed(view: ModelView, layer: int, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
+    """What the layer's feed-forward network adds to the stream for x = ffn_in, after its norm; as `ffn_field`."""
+    family, shape = view.family, x.shape
+    term = family.ffn_term
+    paths = (*family.ffn, term) if term and term != family.ffn[-1] else family.ffn
     x = x if x.dim() == 3 else x.reshape(1, -1, shape[-1])  # experts take nothing else
     for path in paths:
         x = view.part(layer, path).forward(x)

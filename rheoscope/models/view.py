@@ -159,15 +159,6 @@ class ModelView:
         """A part of one block by its path in the family's row."""
         return part(self.blocks[layer], path)
 
-    def ffn(self, layer: int, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
-        """What the feed-forward network of a layer adds to the stream for normed input x (a black box to us)."""
-        for path in self.family.ffn:
-            x = self.part(layer, path)(x)
-            x = x[0] if isinstance(x, tuple) else x
-        if self.family.ffn_term and self.family.ffn_term != self.family.ffn[-1]:
-            x = self.part(layer, self.family.ffn_term)(x)
-        return x * self.multiplier if self.multiplier != 1.0 else x
-
     def tapped(self, taps: Mapping[str, Tap], *, layers: Collection[int] | None = None) -> AbstractContextManager[None]:
         """`taps.tapped` on this model."""
         return tapped(self, taps, layers=layers)

@@ -9,6 +9,7 @@ from rheoscope.errors import Refused
 from rheoscope.models import view as view_module
 from rheoscope.models.check import check
 from rheoscope.models.families import FAMILIES
+from rheoscope.models.field import ffn_of_normed
 from rheoscope.models.precision import Float64Throughout
 from rheoscope.models.view import ModelView, part, refuse_config
 from tests.models.views import caught, outputs, tokens_of, view_of
@@ -139,7 +140,7 @@ def test_the_feed_forward_network_gives_for_its_input_what_it_adds(name):
     read = caught(view, tokens_of(view), "ffn_in", "ffn_out")
     for layer in range(view.n_layers):
         with torch.no_grad(), Float64Throughout():
-            got = view.ffn(layer, read["ffn_in"][layer])
+            got = ffn_of_normed(view, layer, read["ffn_in"][layer])
         torch.testing.assert_close(got, read["ffn_out"][layer], rtol=0, atol=1e-12)
 
 
