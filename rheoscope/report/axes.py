@@ -20,7 +20,8 @@ def counted_axis(title: str, numbers: np.ndarray, *, most_ticks: int = 16) -> di
     """An axis of whole numbers (layers, heads), half a step wider on both sides, ticks on whole numbers only."""
     first, last = float(numbers.min()), float(numbers.max())
     step = int(np.ceil((last - first + 1) / most_ticks))
-    return {"title": {"text": title}, "range": [first - 0.5, last + 0.5], "tick0": 0, "dtick": step, "tickformat": "d"}
+    clear = {"text": title, "standoff": 16}  # of the numbers beside it
+    return {"title": clear, "range": [first - 0.5, last + 0.5], "tick0": 0, "dtick": step, "tickformat": "d"}
 
 
 def layer_axis(layers: np.ndarray) -> dict:

@@ -120,10 +120,8 @@ def linearised_se(
     return quotient(spread, np.abs(total))
 
 
-def quotient(
-    numerator: Shaped[Numbers, "*shape"], denominator: Shaped[Numbers, "*shape"]
-) -> Float64[Numbers, "*shape"]:
-    """Quotient in float64; NaN where the denominator is 0, whatever the numerator."""
+def quotient(numerator: Numbers | float, denominator: Numbers | float) -> Float64[Numbers, "..."]:
+    """Quotient in float64, of shapes that broadcast; NaN where the denominator is 0, whatever the numerator."""
     denominator = np.asarray(denominator, np.float64)
     return np.asarray(numerator, np.float64) / np.where(denominator == 0, np.nan, denominator)
 

@@ -80,7 +80,7 @@ def out_of_bounds(dataset: xr.Dataset, instrument: str) -> list[str]:
     sentences = []
     for name in map(str, dataset.data_vars):
         row, role = quantity_of(name, instrument)
-        if row.bounds is None or role.endswith("se"):
+        if row.bounds is None or role.endswith("se") or not dataset[name].size:
             continue
         low, high = row.bounds
         least, most = float(dataset[name].min()), float(dataset[name].max())
