@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 
 from rheoscope.report.figures import caption
+from rheoscope.report.figures_score_edits import SCORE_EDITS
 from rheoscope.report.figures_steering_edits import (
     defect_against_cost,
     defect_beside_cost,
@@ -161,5 +162,6 @@ ABLATION = Section(
         Question(("gate", "gate_change_held_out"), _gates),
         Question(("diversity_by_edit", "gain_change"), _pressure),
         Question(("prefix_turn", "attention_response"), _prefix),
+        *SCORE_EDITS,
     ),
 )

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from rheoscope.errors import RheoscopeError
 from rheoscope.models.interface import Tap
 from rheoscope.models.view import ModelView
 
@@ -26,6 +27,13 @@ class Edit(ABC):
     """
 
     layers: tuple[int, ...] = ()
+
+    def chosen(self, view: ModelView) -> tuple[int, ...]:
+        """The layers it changes in this model. Raises RheoscopeError for one that the model does not have."""
+        wrong = [layer for layer in self.layers if not 0 <= layer < view.n_layers]
+        if wrong:
+            raise RheoscopeError(f"layers {wrong} asked for; the model has layers 0 to {view.n_layers - 1}")
+        return self.layers or tuple(range(view.n_layers))
 
     @abstractmethod
     def taps(self, view: ModelView) -> Mapping[str, Tap]:

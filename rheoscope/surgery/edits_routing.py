@@ -78,7 +78,7 @@ class TruncateRouting(ScoreEdit):
     def refuse(self, view: ModelView) -> None:
         if self.rank % 2 or self.rank < 0:
             raise RheoscopeError(f"routing of rank {self.rank} asked for; S turns planes: give an even number from 0")
-        for layer in self.layers or range(view.n_layers):
+        for layer in self.chosen(view):
             _refuse_rank("routing", self.rank, view.routing_capacity(layer))
         super().refuse(view)
 
@@ -99,7 +99,7 @@ class TruncateFiltering(ScoreEdit):
     rank: int = 2
 
     def refuse(self, view: ModelView) -> None:
-        damped = [layer for layer in self.layers or range(view.n_layers) if view.is_damped(layer)]
+        damped = [layer for layer in self.chosen(view) if view.is_damped(layer)]
         if damped:
             raise RheoscopeError(
                 f"filtering of rank {self.rank} asked for; layer {damped[0]} is S-D, whose filtering is a diagonal of "
@@ -160,14 +160,7 @@ class KeyBiasRouting(ScoreEdit):
 
 def _forms(view: ModelView) -> tuple[Float64[Tensor, "head twice twice"], Float64[Tensor, "head twice twice"]]:
     """The forms of S and F of every head."""
-    return tuple(
-        form(view.d_head).expand(view.n_heads, -1, -1).to(_exact_device(view)) for form in (skew_form, symmetric_form)
-    )
-
-
-def _exact_device(view: ModelView) -> torch.device:
-    """Where float64 is."""
-    return torch.device("cpu") if view.device.type == "mps" else view.device
+    return tuple(form(view.d_head).expand(view.n_heads, -1, -1) for form in (skew_form, symmetric_form))
 
 
 def _refuse_rank(part: str, rank: int, capacity: int) -> None:

@@ -31,6 +31,7 @@ def measured(name):
     options = {"steering": Steering.Options(n_null=3, top_k=3)}
     run = measure(view, corpus, instruments=["steering"], options=options)
     everything = {"by_layer": True, "parallel_curve": True, "gates": True, "pressure": True, "prefix": True}
+    everything |= {"scores": True, "linear": True}
     edits = ablate(view, corpus, fit=Fit(steps=2, windows=2), n_random=2, batch_size=5, **everything)
     found = criticals(view, corpus, layer=1, n_starts=10, n_steps=30)
     parts = {part: source[part] for part, source in zip(SECTIONS, (run, edits, found), strict=True)}
@@ -74,6 +75,21 @@ def test_lines_hold_the_readings_and_their_errors(run):
 def test_the_answer_says_the_mean_deficit(run):
     panel = panels(run, "steering")["Who turns the tokens, attention or the FFN?"]
     assert f"{float(run['steering'].angular_deficit_mean):.2f}"[:3] in panel.answer
+
+
+def test_curves_of_ranks_and_linear_layers_hold_the_changes(run):
+    data = run["ablation"]
+    ranks, forms = (
+        view.figure for view in panels(run, "ablation")["How much of the scores does the model need?"].views
+    )
+    for part in ("routing", "filtering"):
+        drawn = trace(ranks, f"{part} cut, the rest as it is")
+        assert np.array_equal(drawn.y, data[f"{part}_change"])
+        assert np.array_equal(drawn.error_y.array, data[f"{part}_change_se"])
+    assert np.array_equal(forms.data[0].y, data.score_edit_change)
+    panel = panels(run, "ablation")["How many layers can do without the softmax?"]
+    assert np.array_equal(panel.views[0].figure.data[0].y, data.linear_change)
+    assert f"{float(data.linear_change[-1]):+.3f}" in panel.answer
 
 
 def test_bars_and_curves_hold_the_changes(run):

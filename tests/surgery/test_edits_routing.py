@@ -276,6 +276,8 @@ def test_edits_that_do_not_fit_the_model_or_one_another_are_refused():
         pass
     with pytest.raises(RheoscopeError, match="routing of rank 14 asked for; heads of this model reach 12"):
         TruncateRouting(rank=14).taps(net)
+    with pytest.raises(RheoscopeError, match=r"layers \[3\] asked for; the model has layers 0 to 2"):
+        TruncateRouting(rank=2, layers=(3,)).taps(net)
     with pytest.raises(RheoscopeError, match="calibration of another model"):
         FilterScalar(calibration=calibration).taps(net)
     with pytest.raises(RheoscopeError, match="two edits of the scores of one layer"):
