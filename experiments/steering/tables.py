@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import binomtest
 
 from rheoscope.run import Run
 from rheoscope.surgery.ablation import ablation_lines
@@ -57,7 +58,14 @@ def print_choices(run: Run) -> None:
         beaten = {name: int((random > float(change)).sum()) for name, change in named.items()}
         middle = f"median {np.median(random):+.4f}, least {random.min():+.4f}, most {random.max():+.4f}"
         for name, number in beaten.items():
-            print(f"{size} layers: {name} is cheaper than {number} of {len(random)} random choices ({middle})")
+            low, high = binomtest(number, len(random)).proportion_ci(method="exact")
+            share = f"{number / len(random):.3f} (95 % interval {low:.3f} to {high:.3f})"
+            cheaper = f"is cheaper than {number} of {len(random)} random choices, {share}; {middle}"
+            print(f"{size} layers: {name} costs {float(named[name]):+.4f}, {cheaper}")
+    for name in ("parallel_defect", "parallel_displacement"):
+        print(f"layers from the least {name} on: {np.argsort(data[name].values, kind='stable').tolist()}")
+    if "parallel_change_by_layer" not in data:
+        return
     cost = np.argsort(np.argsort(data.parallel_change_by_layer.values))
     for name in ("parallel_defect", "parallel_displacement"):
         ranks = np.argsort(np.argsort(data[name].values))

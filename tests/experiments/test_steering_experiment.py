@@ -37,6 +37,7 @@ def test_a_configuration_is_run_once_and_printed(experiment, tmp_path, monkeypat
             "n_random": 2,
         },
         "criticals": {"kind": "criticals", "text": TEXT, "layer": 1, "n_starts": 3, "n_steps": 3},
+        "other": {"kind": "choices", "text": TEXT, "sizes": [1], "n_random": 2, "batch_size": 3, "seed": 1},
     }
     monkeypatch.setattr(run, "load", lambda ref: ModelView(tiny("llama", vocab_size=300), byte_tokenizer(), ref))
     text = tmp_path / "text.txt"
@@ -53,7 +54,7 @@ def test_a_configuration_is_run_once_and_printed(experiment, tmp_path, monkeypat
     capsys.readouterr()
     tables.main(out)
     printed = capsys.readouterr().out
-    for words in ("angular_deficit_slope", "low defect is cheaper than", "attention only: "):
+    for words in ("angular_deficit_slope", "low defect costs", "attention only: "):
         assert words in printed
 
 
@@ -62,5 +63,5 @@ def test_every_configuration_names_stages_that_exist(path):
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert config["models"]
     for stage in config["stages"].values():
-        assert stage["kind"] in ("measure", "ablate", "criticals")
+        assert stage["kind"] in ("measure", "ablate", "choices", "criticals")
         assert stage["text"]["window"] > 1
