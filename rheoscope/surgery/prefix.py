@@ -30,13 +30,6 @@ N_SOURCES = 6  # positions whose influence is followed
 N_WINDOWS = 4  # windows the response is read on
 
 
-class _ReachedError(Exception):
-    """Ends a pass where all that was wanted of it is there."""
-
-    def __init__(self, written: Tensor):
-        self.written = written
-
-
 def prefix_readings(passes: Passes, *, keeps: Sequence[int] | None = None, seed: int = 0) -> xr.Dataset:
     """Turn of the last token, and change of its deficit and defect, for every length of kept text; response by lag.
 
@@ -85,46 +78,41 @@ def attention_response(
     sums, counts = np.zeros((view.n_layers, window)), np.zeros(window)
     for source in sources:
         counts[: window - source] += len(text)
-        for layer in range(view.n_layers):
-            rows = pair_response(view, text, layer=layer, source=int(source), n_probes=n_probes, generator=generator)
-            sums[layer, : window - source] += rows[:, source:].square().sum(0).double().cpu().numpy()
+        rows = source_response(view, text, source=int(source), n_probes=n_probes, generator=generator)
+        sums[:, : window - source] += rows[..., source:].square().sum(1).double().cpu().numpy()
     lags = np.flatnonzero(counts)
     return np.sqrt(sums[:, lags] / counts[lags]), lags
 
 
-def pair_response(
-    view: ModelView,
-    text: Tensor,
-    *,
-    layer: int,
-    source: int,
-    n_probes: int = N_PROBES,
-    generator: torch.Generator | None = None,
-) -> Float[Tensor, "window position"]:
-    """K(t, s) = ‖P_u ∂A_t/∂x_s‖ for one source s and every t, estimated from random probes."""
+def source_response(
+    view: ModelView, text: Tensor, *, source: int, n_probes: int = N_PROBES, generator: torch.Generator | None = None
+) -> Float[Tensor, "layer window position"]:
+    """K(t, s) = ‖P_u ∂A_t/∂x_s‖ of every layer for one source s and every t, estimated from random probes.
+
+    Every layer is given its own stream again, with a direction to differentiate in, so one pass does for all of them.
+    """
     stream: list[Tensor] = []
-    with view.tapped({"resid_pre": lambda _, x: stream.append(x.clone())}, layers=[layer]):
+    with view.tapped({"resid_pre": lambda _, x: stream.append(x.clone())}):
         view.forward(text, head=False)
-    x = stream[0]
+    x = torch.stack(stream)
 
-    def reach(_: int, A: Tensor) -> None:
-        raise _ReachedError(A)
+    def written(places: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        taps = {
+            "resid_pre": lambda layer, _: places[layer],
+            "attn_probs": lambda _, probs: None,  # maps: fused attention has no forward derivative
+            "attn_out": lambda _, A: kept.append(A.clone()),
+            "ffn_in": lambda _, y: y.detach(),  # what the FFN makes of it goes nowhere
+        }
+        with view.tapped(taps):
+            view.forward(text, head=False)
+        return torch.stack(kept)
 
-    def written(place: Tensor) -> Tensor:
-        maps = lambda _, probs: None  # noqa: E731 - fused attention has no forward derivative
-        taps = {"resid_pre": lambda _, value: place, "attn_probs": maps, "attn_out": reach}
-        try:
-            with view.tapped(taps, layers=[layer]):
-                view.forward(text, head=False)
-        except _ReachedError as reached:
-            return reached.written
-        raise AssertionError("a pass ended before it came to its own layer")
-
-    total = torch.zeros(x.shape[:2], dtype=exact(x).dtype, device=x.device)
+    total = torch.zeros(x.shape[:3], dtype=exact(x).dtype, device=x.device)
     for _ in range(n_probes):
         probe = torch.zeros_like(x)
-        drawn = torch.randn(x.shape[0], x.shape[2], generator=generator, dtype=torch.float64)
-        probe[:, source] = drawn.to(x)
+        drawn = torch.randn(len(x), x.shape[1], x.shape[3], generator=generator, dtype=torch.float64)
+        probe[:, :, source] = drawn.to(x)
         with torch.enable_grad():  # maps are then made anew rather than in a workspace, as derivatives need
             change = derivative(written, x, probe)[1].detach()
         total += tangential(exact(change), exact(x)).square().sum(-1)

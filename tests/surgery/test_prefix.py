@@ -8,7 +8,7 @@ from rheoscope.errors import RheoscopeError
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.ablation import ablate
 from rheoscope.surgery.passes import Passes
-from rheoscope.surgery.prefix import attention_response, default_keeps, pair_response, prefix_readings
+from rheoscope.surgery.prefix import attention_response, default_keeps, prefix_readings, source_response
 from tests.instruments.texts import corpus_of, random_corpus
 from tests.tiny import CAUSAL, VARIANTS, Float64Throughout, tiny
 
@@ -29,7 +29,7 @@ def test_the_future_has_no_influence_and_the_past_has(name):
     view = ModelView(tiny(name))
     text = torch.tensor(full_windows(2).tokens, dtype=torch.int64)
     with Float64Throughout(), torch.no_grad():
-        response = pair_response(view, text, layer=1, source=6, generator=torch.Generator().manual_seed(0))
+        response = source_response(view, text, source=6, generator=torch.Generator().manual_seed(0))[1]
     assert (response[:, :6] == 0).all()
     assert (response[:, 6:9] > 0).all()
 
@@ -58,9 +58,8 @@ def test_the_response_is_the_norm_of_the_jacobian():
         u = x[0] / x[0].norm(dim=-1, keepdim=True)
         J = J - torch.einsum("pd,pe,pes->pds", u, u, J)
         exact = J.square().sum((1, 2)).sqrt()
-        probed = pair_response(view, text, layer=1, source=2, n_probes=600, generator=torch.Generator().manual_seed(0))[
-            0
-        ]
+        generator = torch.Generator().manual_seed(0)
+        probed = source_response(view, text, source=2, n_probes=600, generator=generator)[1, 0]
     assert torch.allclose(probed[2:], exact[2:], rtol=0.1)
 
 
