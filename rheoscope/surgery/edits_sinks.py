@@ -87,7 +87,7 @@ class IdentityHeads(HeadEdit):
 
 
 @dataclass(frozen=True)
-class DiagonalAsMlp(HeadEdit):
+class DiagonalHeads(HeadEdit):
     """The head as a map of each token alone, x W_V W_O, computed from the weights: attention is not needed for it."""
 
     def taps(self, view: ModelView) -> Mapping[str, Tap]:

@@ -12,7 +12,7 @@ from rheoscope.models.view import ModelView
 from rheoscope.surgery.edits import edited
 from rheoscope.surgery.edits_sinks import (
     ConstantHeads,
-    DiagonalAsMlp,
+    DiagonalHeads,
     DropHeads,
     IdentityHeads,
     SinkOneHot,
@@ -50,7 +50,7 @@ def edits_of(view):
         "one-hot": SinkOneHot(heads=HEADS),
         "one-hot, later": SinkOneHot(heads=HEADS, position=4),
         "identity": IdentityHeads(heads=HEADS),
-        "mlp": DiagonalAsMlp(heads=HEADS),
+        "mlp": DiagonalHeads(heads=HEADS),
         "drop": DropHeads(heads=HEADS),
         "constant": constants(view),
         "uniform": UniformMixing(layers=(1,), a=0.6),
@@ -87,7 +87,7 @@ def test_no_edit_lets_a_token_see_what_comes_after_it(name):
 def test_the_map_of_each_token_from_the_weights_equals_attention_to_itself(name):
     view = view_of(name)
     _, one = sites_of(view, edits=[IdentityHeads(heads=HEADS)])
-    _, two = sites_of(view, edits=[DiagonalAsMlp(heads=HEADS)])
+    _, two = sites_of(view, edits=[DiagonalHeads(heads=HEADS)])
     torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
 
 
