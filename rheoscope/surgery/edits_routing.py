@@ -135,7 +135,7 @@ class FilterScalar(ScoreEdit):
 
 @dataclass(frozen=True)
 class FilterOff(ScoreEdit):
-    """No filtering: scores S alone. S-D layers: D = 0. Standard attention: F = 0, so no token scores with itself."""
+    """No filtering: scores S alone. S-D layers: D = 0. Standard attention: F = 0, a token's score with itself too."""
 
     fitted: ClassVar[bool] = False
 
