@@ -66,7 +66,7 @@ def times(arguments: argparse.Namespace) -> None:
 
 
 def memory(arguments: argparse.Namespace) -> None:
-    """Peak memory of processes of their own, over the loaded model."""
+    """Peak memory of processes of their own."""
     for n_windows in arguments.memory_windows:
         peaks = {}
         for case in ("plain", "measure"):
@@ -82,15 +82,19 @@ def memory(arguments: argparse.Namespace) -> None:
 
 def peak_of(arguments: argparse.Namespace) -> float:
     """Peak resident memory of this process in MB, after one case has run."""
-    import resource
-
     view, corpus = opened(arguments, arguments.windows)
     if arguments.peak_of == "plain":
         plain(view, corpus, arguments.batch)
     else:
         names = arguments.instruments.split(",")
         rheoscope.measure(view, corpus, instruments=names, batch_size=arguments.batch)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return peak_mb()
+
+
+def peak_mb() -> float:
+    """Peak resident memory of this process alone: `ru_maxrss` also holds that of the process which started it."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def opened(arguments: argparse.Namespace, n_windows: int) -> tuple[ModelView, Corpus]:
