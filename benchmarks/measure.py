@@ -4,7 +4,7 @@
     python benchmarks/measure.py --model FOLDER --text FILE --split heading
 
 Times are alternated, plain and measured, and the median of the ratios is given. Memory is the peak of a process of its
-own for each case, over what that process held with the model loaded.
+own for each case.
 """
 
 from __future__ import annotations
