@@ -13,32 +13,35 @@ from rheoscope.errors import Refused
 from rheoscope.models.attention import Attention
 from rheoscope.models.interface import Tap
 from rheoscope.models.view import ModelView
-from rheoscope.nets.linear import elu_attention
 from rheoscope.surgery.edits import Edit
+from rheoscope.surgery.features import feature_attention, feature_root
 
 
 @dataclass(frozen=True)
 class Linearize(Edit):
-    """Linear attention Σ_{j≤i} φ(q_i)·φ(k_j) v_j / Σ_{j≤i} φ(q_i)·φ(k_j) with φ = elu + 1, by running sums.
+    """Linear attention Σ_{j≤i} φ(q_i)·φ(k_j) v_j / Σ_{j≤i} φ(q_i)·φ(k_j), by running sums.
 
-    q and k as they enter the score, RoPE included; S-D layers have [q; k] and [k; -q] there, and their D goes. The
-    published form, as here by default, leaves the score scale out. scaled: q and k times its root first, so that q·k is
-    the score. A soft-cap goes with the scores that it caps. Padded keys enter neither sum.
+    feature: φ, one of `FEATURES`; elu + 1 by default. q and k as they enter the score, RoPE included; S-D layers have
+    [q; k] and [k; -q] there, and their D goes. The published form, as here by default, leaves the score scale out.
+    scaled: q and k times its root first, so that q·k is the score; always with "taylor". A soft-cap goes with the
+    scores that it caps. Padded keys enter neither sum.
     Refused: models that read both ways, learned sinks, biases other than -D, and keys hidden by more than padding (a
     sliding window shorter than the text).
     """
 
     scaled: bool = False
+    feature: str = "elu"
 
     def taps(self, view: ModelView) -> Mapping[str, Tap]:
         if not view.causal:
             raise Refused(f"linear attention asked for; {view.model_type} reads both ways: edit a causal model")
+        feature_root(self.feature, 1.0, scaled=self.scaled)
 
         def tap(layer: int, attention: Attention) -> None:
             _refuse_call(attention, damped=view.is_damped(layer))
-            root = attention.scale**0.5 if self.scaled else 1.0
-            k, v = (x.repeat_interleave(attention.n_rep, 1) for x in (attention.k, attention.v))
-            z, _ = elu_attention(attention.q * root, k * root, v, valid=_valid_keys(attention))
+            root = feature_root(self.feature, attention.scale, scaled=self.scaled)
+            q, k = attention.q * root, attention.k * root
+            z, _ = feature_attention(q, k, attention.v, feature=self.feature, valid=_valid_keys(attention))
             attention.mix(z)
 
         return {"call": tap}
