@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -60,10 +60,17 @@ def opened(
         **reading,
     )
     err.print(
-        f"{model}: {view.n_layers} layers, {view.n_heads} heads ({view.n_kv_heads} of keys), "
+        f"{model}: {view.n_layers} layers, {_counts(size.n_heads for size in view.sizes)} heads "
+        f"({_counts(size.n_kv_heads for size in view.sizes)} of keys), "
         f"{view.n_parameters / 1e6:.1f} M parameters; {corpus.n_windows} windows of {corpus.window} tokens "
         f"from {corpus.n_documents} document{'' if corpus.n_documents == 1 else 's'}",
         markup=False,
         soft_wrap=True,
     )
     return view, corpus
+
+
+def _counts(of_layers: Iterable[int]) -> str:
+    """The number of every layer, or the smallest and largest."""
+    counts = set(of_layers)
+    return str(*counts) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"

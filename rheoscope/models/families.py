@@ -66,6 +66,7 @@ class Family:
     norm_joint: bool = False  # QK-norm over all heads at once, before they are split
     norm_head_first: bool = False  # QK-norm is given [batch head position d_head]
     clip: str | None = None  # configuration value that bounds q, k and v
+    counts_in_config: bool = False  # the attention module looks up its number of heads in the configuration
     # position
     rotary: str = "rotary_emb"
     rope: Rope = Rope.HALVES
@@ -203,7 +204,7 @@ FAMILIES: dict[str, Family] = {
         residual=Residual.PARALLEL,
         norm_ffn="input_layernorm",
     ),
-    "phi3": replace(_LLAMA, qkv="self_attn.qkv_proj", packing=Packing.BLOCKS),
+    "phi3": replace(_LLAMA, qkv="self_attn.qkv_proj", packing=Packing.BLOCKS, counts_in_config=True),
     "olmo": replace(_LLAMA, clip="clip_qkv"),
     "olmo2": replace(
         _QK_NORM,

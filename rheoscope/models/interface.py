@@ -122,6 +122,10 @@ def _tapped_attention(
     taps = taps_of(module)
     if taps:
         attention.workspace = taps[0].workspace
+    mixing = getattr(module, "mixing", None)
+    if mixing is not None:  # of a layer that an edit has made linear: it acts once q, k and v are final
+        taps = [LayerTaps(-1, {"call": lambda _, call: call.mix(mixing.of(call))}), *taps]
+    if taps:
         act(taps, attention)
     return attention.z.transpose(1, 2).contiguous(), None
 

@@ -27,8 +27,8 @@ ROUNDING, HALF_ROUNDING = 1e-3, 0.2
 
 
 @torch.no_grad()
-def attention_calls(model: PreTrainedModel) -> list[tuple[nn.Module, Attention]]:
-    """Every module that calls the attention interface, in order, with each call. Refused where there is none."""
+def attention_calls(model: PreTrainedModel, *, needed: bool = True) -> list[tuple[nn.Module, Attention]]:
+    """Every module that calls the attention interface, in order, with each call. Refused where `needed` is none."""
     kind = model.config.model_type
     own = _last_hidden_state(model, "does not run on a few token ids", "rheoscope reads models of text only")
     calls: list[tuple[nn.Module, Attention]] = []
@@ -38,7 +38,7 @@ def attention_calls(model: PreTrainedModel) -> list[tuple[nn.Module, Attention]]
             undo.enter_context(attention_tapped(module, LayerTaps(-1, keep)))
         undo.enter_context(attention_by(model))
         tapped = _last_hidden_state(model, "does not attend through transformers' attention interface", WAY_OUT)
-    if not calls:
+    if needed and not calls:
         raise Refused(
             f"{kind} makes no call of transformers' attention interface, so there is no attention to read: it is "
             f"recurrent, or it computes attention inside its own module; {WAY_OUT}"

@@ -46,7 +46,7 @@ def tapped(view: ModelView, taps: Mapping[str, Tap], *, layers: Collection[int] 
     for site in taps:
         if site not in SITES:
             raise RheoscopeError(f"no site is called {site!r}; the sites are {', '.join(SITES)}")
-        reason = refusal(view, site)
+        reason = refusal(view, site) or _without_attention(view, site, chosen)
         if reason:
             raise Refused(reason)
     with ExitStack() as undo:
@@ -82,6 +82,14 @@ def refusal(view: ModelView, site: str) -> str | None:
     if site == "resid_mid" and view.family.residual is Residual.PARALLEL:
         return f"{view.model_type} runs attention and FFN in parallel: there is no resid_mid; use resid_pre"
     return None
+
+
+def _without_attention(view: ModelView, site: str, layers: Collection[int]) -> str | None:
+    """Why an attention site cannot be tapped in some layer: an edit has taken its attention away."""
+    gone = [layer for layer in layers if not view.sizes[layer].n_heads]
+    if site not in ATTENTION_SITES or not gone:
+        return None
+    return f"{site} asked for in layers {gone}; an edit has taken their attention away: ask for other layers"
 
 
 def _install_attention(view: ModelView, taps: Mapping[str, Tap], layers: Collection[int], undo: ExitStack) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from contextlib import AbstractContextManager
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 
+class Sizes(NamedTuple):
+    """Heads of one layer; all 0 where an edit has taken its attention away."""
+
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    d_head: int = 0
+    d_value: int = 0
+
+
 class ModelView:
     """A live transformer, its tokenizer and where its parts are.
 
@@ -31,24 +40,28 @@ class ModelView:
     and resid_pre, resid_post can still be read, and weights are refused. The model is put in evaluation mode.
 
     Attributes:
+        inner: the model of the family inside one restructured by edits; the model itself everywhere else.
         n_layers, n_heads, n_kv_heads, d_head, d_model: sizes, read off one small forward pass, not off names.
+        sizes: the same of every layer.
         blocks, attentions: one module per layer; the attention modules are those that call the attention interface.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, ref: str = ""):
         self.model, self.tokenizer, self.ref = model.eval(), tokenizer, ref or type(model).__name__
-        self.config = model.config
-        self.model_type: str = model.config.model_type
-        refuse_config(model.config)
+        self.inner: PreTrainedModel = getattr(model, "edited", model)
+        self.config = self.inner.config
+        self.model_type: str = self.config.model_type
+        refuse_config(self.config)
         row = FAMILIES.get(self.model_type)
-        self.family: Family | None = row.resolved(model.config) if row else None
+        self.family: Family | None = row.resolved(self.config) if row else None
         self.workspace = Workspace()
         self.batch_size = 1  # of the pass under way, noted by the taps
         self._find_layers()
 
     def _find_layers(self) -> None:
         """Sizes, blocks and attention modules, from what the model does with a few tokens."""
-        calls = attention_calls(self.model)
+        restructured = self.inner is not self.model
+        calls = attention_calls(self.inner, needed=not restructured)
         self.attentions = [module for module, _ in calls]
         if len({id(module) for module in self.attentions}) < len(self.attentions):
             raise Refused(
@@ -56,29 +69,55 @@ class ModelView:
                 "use a family of docs/families.md"
             )
         if self.family is not None:
-            self.blocks = list(part(self.model.base_model, self.family.blocks))
+            self.blocks = list(part(self.inner.base_model, self.family.blocks))
             n_blocks = len(self.blocks)
         else:
-            self.blocks, n_blocks = numbered_blocks(self.model, self.attentions)
+            self.blocks, n_blocks = numbered_blocks(self.inner, self.attentions)
+        if restructured:
+            self.attentions = [part(block, self.family.attn) for block in self.blocks]
         if n_blocks != len(self.attentions):
             raise Refused(
                 f"{self.model_type} has {n_blocks} layers and calls attention {len(self.attentions)} times: hybrids "
                 "with recurrent layers and blocks with several attentions are not handled; "
                 "use a family of docs/families.md"
             )
-        shapes = {(a.q.shape[1], a.k.shape[1], a.q.shape[-1], a.v.shape[-1]) for _, a in calls}
-        if len(shapes) > 1:
+        of = {id(module): attention for module, attention in calls}
+        by_layer = [of.get(id(module)) for module in self.attentions]
+        self.sizes = [
+            Sizes() if a is None else Sizes(a.q.shape[1], a.k.shape[1], a.q.shape[-1], a.v.shape[-1]) for a in by_layer
+        ]
+        if len(set(self.sizes)) > 1 and not restructured:
+            shapes = sorted({tuple(size) for size in self.sizes})
             raise Refused(
-                f"{self.model_type} has layers of different head counts or sizes {sorted(shapes)}: "
+                f"{self.model_type} has layers of different head counts or sizes {shapes}: "
                 "not handled; use a family of docs/families.md"
             )
         self.n_layers = len(self.blocks)
-        self.n_heads, self.n_kv_heads, self.d_head, self.d_value = shapes.pop()
-        self.scales = [attention.scale for _, attention in calls]
-        self.windows = [attention.window for _, attention in calls]
+        self.d_head, self.d_value = max(((size.d_head, size.d_value) for size in self.sizes), default=(0, 0))
+        self.scales = [0.0 if attention is None else attention.scale for attention in by_layer]
+        self.windows = [None if attention is None else attention.window for attention in by_layer]
         self.causal = not any(sees_the_future(attention) for _, attention in calls)
-        self.one_stream = one_stream(self.model, self.blocks)
+        self.one_stream = one_stream(self.inner, self.blocks)
         self.d_model: int = self.config.get_text_config().hidden_size
+
+    @property
+    def n_heads(self) -> int:
+        """Query heads of every layer. Refused where layers differ."""
+        return self._equal([size.n_heads for size in self.sizes])
+
+    @property
+    def n_kv_heads(self) -> int:
+        """Key heads of every layer. Refused where layers differ."""
+        return self._equal([size.n_kv_heads for size in self.sizes])
+
+    @staticmethod
+    def _equal(counts: list[int]) -> int:
+        if len(set(counts)) > 1:
+            raise Refused(
+                f"the number of heads asked for; after its edits this model has {', '.join(map(str, counts))} in its "
+                "layers: read loss and the residual stream, or the model before its edits"
+            )
+        return counts[0]
 
     @property
     def device(self) -> torch.device:
@@ -115,7 +154,7 @@ class ModelView:
     @property
     def takes_positions(self) -> bool:
         """Whether the model can be told positions, as padding on the left needs."""
-        return "position_ids" in inspect.signature(self.model.forward).parameters
+        return "position_ids" in inspect.signature(self.inner.forward).parameters
 
     @property
     def has_head(self) -> bool:
@@ -175,8 +214,8 @@ class ModelView:
         Raises Refused for padding on the left of a model that counts positions from the start of the row.
         """
         head = head and self.has_head
-        model = self.model if head else self.model.base_model
-        accepted = inspect.signature(model.forward).parameters
+        model = self.model if head else self.inner.base_model
+        accepted = inspect.signature((self.inner if head else model).forward).parameters
         tokens = tokens.to(self.device)
         mask = torch.ones_like(tokens) if valid is None else valid.to(tokens)
         inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask}

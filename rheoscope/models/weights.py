@@ -17,7 +17,7 @@ from rheoscope.errors import Refused
 from rheoscope.models.families import Packing, Rope
 
 if TYPE_CHECKING:
-    from rheoscope.models.view import ModelView
+    from rheoscope.models.view import ModelView, Sizes
 
 
 class HeadWeights:
@@ -32,16 +32,17 @@ class HeadWeights:
 
     def W_K(self, layer: int) -> Float[Tensor, "head d_model d_head"]:
         """Key weights, repeated for every query head of a group. S-D layers: [W_K -W_Q]."""
-        return self._repeated(self._split(layer)[1])
+        return self._repeated(layer, self._split(layer)[1])
 
     def W_V(self, layer: int) -> Float[Tensor, "head d_model d_value"]:
         """Value weights, repeated for every query head of a group."""
-        return self._repeated(self._split(layer)[2])
+        return self._repeated(layer, self._split(layer)[2])
 
     def W_O(self, layer: int) -> Float[Tensor, "head d_value d_model"]:
         """Output weights."""
-        weight = self._in_out(self.view.part(layer, self.view.family.o))
-        return rearrange(weight, "(head d_value) d_model -> head d_value d_model", head=self.view.n_heads)
+        size = self._size(layer)
+        weight = self._in_out(self.view.part(layer, self.view.family.o))[: size.n_heads * size.d_value]
+        return rearrange(weight, "(head d_value) d_model -> head d_value d_model", head=size.n_heads)
 
     def b_Q(self, layer: int) -> Float[Tensor, "head d_head"]:
         """Query biases; zero where the family has none."""
@@ -49,11 +50,11 @@ class HeadWeights:
 
     def b_K(self, layer: int) -> Float[Tensor, "head d_head"]:
         """Key biases, repeated; zero where the family has none."""
-        return self._repeated(self._biases(layer)[1])
+        return self._repeated(layer, self._biases(layer)[1])
 
     def b_V(self, layer: int) -> Float[Tensor, "head d_value"]:
         """Value biases, repeated; zero where the family has none."""
-        return self._repeated(self._biases(layer)[2])
+        return self._repeated(layer, self._biases(layer)[2])
 
     def b_O(self, layer: int) -> Float[Tensor, " d_model"]:
         """Output bias; zero where the family has none."""
@@ -77,8 +78,9 @@ class HeadWeights:
         """W_Q and W_K with the gains of the norm before attention and of the QK-norm folded in."""
         self._refuse_averaged(layer)
         gain, family = self.gain(layer)[:, None], self.view.family
-        q_gain = self._qk_gain(layer, family.q_norm, self.view.n_heads)
-        k_gain = self._repeated(self._qk_gain(layer, family.k_norm, self.view.n_kv_heads))
+        size = self._size(layer)
+        q_gain = self._qk_gain(layer, family.q_norm, size.n_heads)
+        k_gain = self._repeated(layer, self._qk_gain(layer, family.k_norm, size.n_kv_heads))
         return gain * self.W_Q(layer) * q_gain, gain * self.W_K(layer) * k_gain
 
     def _qk_gain(self, layer: int, path: str | None, heads: int) -> Float[Tensor, "head 1 d_head"]:
@@ -105,7 +107,7 @@ class HeadWeights:
         q, k = self._normed(layer, q, self.view.family.q_norm), self._normed(layer, k, self.view.family.k_norm)
         cos, sin = self.rotation(layer, positions)
         q, k = (self.rotated(t.transpose(1, 2), cos, sin) for t in (q, k))
-        return q, self._repeated(k, 1)
+        return q, self._repeated(layer, k, 1)
 
     def values(
         self, layer: int, x: Float[Tensor, "batch position d_model"]
@@ -177,9 +179,9 @@ class HeadWeights:
         family = self.view.family
         if family.qkv is None:
             weights = [self._in_out(self.view.part(layer, path)) for path in (family.q, family.k, family.v)]
-            q, k, v = (rearrange(w, "m (h d) -> h m d", h=h) for w, h in zip(weights, self._heads, strict=True))
+            q, k, v = (rearrange(w, "m (h d) -> h m d", h=h) for w, h in zip(weights, self._heads(layer), strict=True))
         else:
-            q, k, v = self._unpacked(self._in_out(self.view.part(layer, family.qkv)))
+            q, k, v = self._unpacked(layer, self._in_out(self.view.part(layer, family.qkv)))
         if self.view.is_damped(layer):
             q, k = torch.cat([q, k], -1), torch.cat([k, -q], -1)
         return q * self._prescale(layer), k, v
@@ -192,35 +194,43 @@ class HeadWeights:
             sizes = (view.d_head, view.d_head, view.d_value)
             zeros = [
                 torch.zeros(h * d, dtype=view.dtype, device=view.device)
-                for h, d in zip(self._heads, sizes, strict=True)
+                for h, d in zip(self._heads(layer), sizes, strict=True)
             ]
             biases = [zero if bias is None else bias for bias, zero in zip(biases, zeros, strict=True)]
-            q, k, v = (rearrange(b, "(h d) -> h d", h=h) for b, h in zip(biases, self._heads, strict=True))
+            q, k, v = (rearrange(b, "(h d) -> h d", h=h) for b, h in zip(biases, self._heads(layer), strict=True))
         else:
             bias = getattr(view.part(layer, family.qkv), "bias", None)
             if bias is None:
-                bias = torch.zeros(sum(self._heads) * view.d_head, dtype=view.dtype, device=view.device)
-            q, k, v = (packed[:, 0] for packed in self._unpacked(bias[None]))
+                bias = torch.zeros(sum(self._heads(layer)) * view.d_head, dtype=view.dtype, device=view.device)
+            q, k, v = (packed[:, 0] for packed in self._unpacked(layer, bias[None]))
         return q * self._prescale(layer), k, v
 
-    def _unpacked(self, packed: Float[Tensor, "m packed"]) -> tuple[Tensor, Tensor, Tensor]:
+    def _unpacked(self, layer: int, packed: Float[Tensor, "m packed"]) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value columns of a fused projection, per head."""
         if self.view.family.packing is Packing.PER_HEAD:
-            q, k, v = rearrange(packed, "m (h three d) -> three h m d", three=3, h=self.view.n_heads)
+            q, k, v = rearrange(packed, "m (h three d) -> three h m d", three=3, h=self._size(layer).n_heads)
             return q, k, v
-        parts = packed.split([h * self.view.d_head for h in self._heads], dim=1)
-        q, k, v = (rearrange(p, "m (h d) -> h m d", h=h) for p, h in zip(parts, self._heads, strict=True))
+        parts = packed.split([h * self.view.d_head for h in self._heads(layer)], dim=1)
+        q, k, v = (rearrange(p, "m (h d) -> h m d", h=h) for p, h in zip(parts, self._heads(layer), strict=True))
         return q, k, v
 
-    @property
-    def _heads(self) -> tuple[int, int, int]:
-        return self.view.n_heads, self.view.n_kv_heads, self.view.n_kv_heads
+    def _size(self, layer: int) -> Sizes:
+        """Heads of a layer. Refused where an edit has taken them away."""
+        size = self.view.sizes[layer]
+        if not size.n_heads:
+            raise Refused(f"weights of layer {layer} asked for; an edit has taken its attention away: use other layers")
+        return size
+
+    def _heads(self, layer: int) -> tuple[int, int, int]:
+        size = self._size(layer)
+        return size.n_heads, size.n_kv_heads, size.n_kv_heads
 
     def _prescale(self, layer: int) -> float:
         return self.view.part(layer, self.view.family.attn).scaling if self.view.family.prescaled else 1.0
 
-    def _repeated(self, per_group: Tensor, dim: int = 0) -> Tensor:
-        return per_group.repeat_interleave(self.view.n_heads // self.view.n_kv_heads, dim)
+    def _repeated(self, layer: int, per_group: Tensor, dim: int = 0) -> Tensor:
+        size = self._size(layer)
+        return per_group.repeat_interleave(size.n_heads // size.n_kv_heads, dim)
 
     def _in_out(self, module: nn.Module) -> Float[Tensor, "inputs outputs"]:
         """The weight of a projection as [in, out]; refused when it is not stored as plain floating-point numbers."""

@@ -38,12 +38,13 @@ class HeadEdit(Edit):
         """Raise RheoscopeError where there is no head to change, or one that the model does not have."""
         if not self.heads:
             raise RheoscopeError(f"{type(self).__name__} asked for without heads: give pairs (layer, head)")
-        wrong = [pair for pair in self.heads if not (0 <= pair[0] < view.n_layers and 0 <= pair[1] < view.n_heads)]
-        if wrong:
-            raise RheoscopeError(
-                f"head {wrong[0]} asked for; the model has layers 0 to {view.n_layers - 1} "
-                f"and heads 0 to {view.n_heads - 1}"
-            )
+        for layer, head in self.heads:
+            if not 0 <= layer < view.n_layers:
+                raise RheoscopeError(f"head {layer, head} asked for; the model has layers 0 to {view.n_layers - 1}")
+            n_heads = view.sizes[layer].n_heads
+            if not 0 <= head < n_heads:
+                has = f"heads 0 to {n_heads - 1}" if n_heads else "no heads left"
+                raise RheoscopeError(f"head {layer, head} asked for; layer {layer} has {has}")
 
 
 @dataclass(frozen=True)

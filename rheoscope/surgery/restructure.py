@@ -1,0 +1,94 @@
+"""Edits as modules instead of taps: a new model in which work and parameters are really saved.
+
+    model = restructured(view, [DropHeads(heads=((3, 0), (3, 1), (3, 2))), Linearize(layers=(7,))])
+    save_edited(model, view.tokenizer, "edited")
+
+It gives the logits that the same edits give through taps.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from torch import nn
+
+from rheoscope.errors import Refused, RheoscopeError
+from rheoscope.models.view import ModelView
+from rheoscope.surgery.changes import gathered
+from rheoscope.surgery.edited_model import EditedForCausalLM, wrapped
+from rheoscope.surgery.edits import Edit
+from rheoscope.surgery.edits_linear import Linearize
+from rheoscope.surgery.reshape import reshape
+
+
+def restructured(view: ModelView, edits: Sequence[Edit]) -> EditedForCausalLM:
+    """A new model with the edits made for good; the model of the view is left as it is, and shares nothing with it.
+
+    Head numbers in all edits are those of the view's model. Raises Refused where a family cannot be changed so.
+    """
+    refuse_edits(view, edits)
+    model = copy.deepcopy(view.model)
+    model = model if isinstance(model, EditedForCausalLM) else wrapped(model)
+    model.edit(edits)
+    return model.eval()
+
+
+def saving(view: ModelView, edit: Edit) -> int:
+    """Parameters that the edit removes; negative where it adds some. Raises as `restructured` does."""
+    refuse_edits(view, [edit])
+    clip = getattr(view.config, view.family.clip) if view.family.clip else None
+    saved = 0
+    for layer, change in gathered([edit], view.n_layers).items():
+        block = _shape_of(view.blocks[layer])
+        before = _count(block)
+        reshape(block, view.family, change, clip=clip, name=f"layer {layer}")
+        saved += before - _count(block)
+    return saved
+
+
+def refuse_edits(view: ModelView, edits: Sequence[Edit]) -> None:
+    """Raise where the edits cannot be made on this model, before anything is copied."""
+    if not edits:
+        raise RheoscopeError("a model asked to be restructured by no edits: give at least one")
+    if view.family is None:
+        raise Refused(
+            f"edits asked to be kept in a {view.model_type}, which has no row in rheoscope/models/families.py: "
+            "use a family of docs/families.md"
+        )
+    gathered(edits, view.n_layers)
+    for edit in edits:
+        edit.chosen(view)
+        edit.taps(view)
+        if isinstance(edit, Linearize):
+            _refuse_linear(view, edit)
+
+
+def _refuse_linear(view: ModelView, edit: Linearize) -> None:
+    for layer in edit.chosen(view):
+        attention = view.attentions[layer]
+        if view.windows[layer] is not None:
+            raise Refused(
+                f"layer {layer} asked to be made linear for good; it attends through a window of "
+                f"{view.windows[layer]} tokens, and sums of all tokens have none: leave it out"
+            )
+        if getattr(attention, "sinks", None) is not None:
+            raise Refused(
+                f"layer {layer} asked to be made linear for good; it has learned sinks, logits beside the scores, and "
+                "there are no scores: leave it out"
+            )
+        if view.attention_has(layer, view.family.damped_if) or view.attention_has(layer, view.family.leaks_if):
+            raise Refused(
+                f"layer {layer} asked to be made linear for good; it attends in its own way ({type(attention).__name__}"
+                "): leave it out, or train a network with linear layers"
+            )
+
+
+def _shape_of(block: nn.Module) -> nn.Module:
+    """A copy of a block without its numbers."""
+    empty = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in block.parameters()}
+    return copy.deepcopy(block, empty)
+
+
+def _count(block: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in block.parameters())
