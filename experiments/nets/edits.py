@@ -25,7 +25,7 @@ from rheoscope.surgery.calibration import calibrated
 from rheoscope.surgery.passes import Passes
 from rheoscope.surgery.score_curves import linearisation_curve, score_edit_table, truncation_curve
 
-WINDOWS = 128  # held out, evenly spaced
+WINDOWS = 64  # held out, evenly spaced
 CALIBRATION = 32  # trained on, evenly spaced
 KINDS = ("softmax", "sd")
 

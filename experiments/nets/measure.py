@@ -23,7 +23,7 @@ from rheoscope.nets.decoder import RheoscopeForCausalLM
 from rheoscope.nets.folder import write_text
 from rheoscope.nets.kinds import SelfAttention
 
-PREFIX_WINDOWS = 48
+PREFIX_WINDOWS = 32
 BATCH = 32
 GATED = ("softmax", "ega", "ega_published")
 

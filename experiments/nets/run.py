@@ -33,10 +33,11 @@ def main() -> None:
     parser.add_argument("--text", required=True, help="the text, such as tinyshakespeare.txt")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="these networks alone")
+    parser.add_argument("--seeds", nargs="*", default=[], type=int, metavar="SEED", help="these seeds alone")
     arguments = parser.parse_args()
     config = yaml.safe_load(arguments.config.read_text(encoding="utf-8"))
     for name, seed, recipe in planned(config):
-        if arguments.only and name not in arguments.only:
+        if (arguments.only and name not in arguments.only) or (arguments.seeds and seed not in arguments.seeds):
             continue
         run = trained(arguments.out / f"{name}-{seed}", arguments.text, config, recipe | {"seed": seed})
         print(

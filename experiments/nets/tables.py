@@ -120,7 +120,7 @@ def dampings(curves: dict[str, dict[int, pd.DataFrame]]) -> list[str]:
 def gates(readings: Readings) -> list[str]:
     """Loss of gated attention against softmax of the same seed: the whole window given, and the past alone.
 
-    `leak`: largest change of a probability in the first half of a window when the second half is reversed.
+    `leak`: the largest change of a probability in the first half of a window when the second half is reversed.
     """
     base = readings.get("softmax", {})
     rows = []
