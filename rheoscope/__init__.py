@@ -5,13 +5,16 @@
     run = rheoscope.measure(view, corpus)
     run.report("run.html")
 
-Names are imported when they are first used: `import rheoscope` itself loads neither torch nor transformers.
+Names are imported when they are first used: `import rheoscope` itself loads neither torch nor transformers. It makes
+our model types known to transformers' Auto classes, as soon as those are imported.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from rheoscope.registration import register
 
 if TYPE_CHECKING:
     from rheoscope.corpus import Corpus as Corpus
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
     from rheoscope.models.load import load as load
     from rheoscope.models.view import ModelView as ModelView
     from rheoscope.run import Run as Run
+    from rheoscope.surgery.edited_model import save_edited as save_edited
     from rheoscope.surgery.edits import edited as edited
+    from rheoscope.surgery.restructure import restructured as restructured
 
 _HOMES = {
     "Corpus": "corpus",
@@ -36,6 +41,8 @@ _HOMES = {
     "ModelView": "models.view",
     "Run": "run",
     "edited": "surgery.edits",
+    "restructured": "surgery.restructure",
+    "save_edited": "surgery.edited_model",
 }
 __all__ = sorted(_HOMES)
 
@@ -48,3 +55,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+register()

@@ -13,12 +13,13 @@ FLOORS = (
     {"instruments", "theory"},
     {"surgery", "nets"},
     {"report"},
-    {"cli"},
+    {"cli", "registration"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 UPWARD = {
     ("run", "report"),  # `Run.report`, which imports the page when it is called
-    ("models", "nets"),  # `load`, which makes our own model type known to transformers when it is called
+    ("models", "nets"),  # `load`, which makes our own model types known to transformers when it is called
+    ("models", "surgery"),  # the same for models that were edited
 }
 
 

@@ -139,7 +139,8 @@ def _hub_reachable() -> bool:
 
 def _model(place: _Place, settings: dict[str, Any], *, trust_remote_code: bool) -> PreTrainedModel:
     """The whole model, in the class its checkpoint names."""
-    import rheoscope.nets  # noqa: F401  so that transformers knows the networks that we train
+    import rheoscope.nets
+    import rheoscope.surgery.edited_model  # noqa: F401  so that transformers knows what we train and what we edit
 
     ref, options = place.ref, place.options | {"trust_remote_code": trust_remote_code}
     explained = partial(Explained, unreachable=place.unreachable)

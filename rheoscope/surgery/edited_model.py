@@ -35,6 +35,7 @@ from rheoscope.surgery.edits import Edit
 from rheoscope.surgery.mixing import IMPLEMENTATION, attend_so, fit_cache
 from rheoscope.surgery.registry import from_dict, to_dict
 from rheoscope.surgery.reshape import has_attention, reshape
+from rheoscope.surgery.save import save_edited as save_edited
 
 MODEL_TYPE = "rheoscope_edited"
 

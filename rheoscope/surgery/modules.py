@@ -93,7 +93,7 @@ class ParallelBlock:
 
 def norm_of_stream(norm: nn.Module, _args: tuple, output: Tensor) -> Tensor:
     """Hook of the norm before a parallel feed-forward network: the norm of the stream that its block has put there."""
-    return output if norm.stream is None else norm.forward(norm.stream)
+    return output if norm.stream is None else norm.forward(norm.stream).reshape(output.shape)  # OPT flattens
 
 
 @cache

@@ -1,0 +1,136 @@
+"""A model saved to a folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import transformers
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rheoscope.errors import RheoscopeError
+from rheoscope.models.checkpoint import first_line
+
+
+def save_edited(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: str | Path,
+    *,
+    overwrite: bool = False,
+    files: Mapping[str, str] | None = None,
+) -> Path:
+    """Write weights, configuration, tokenizer and text files (name → text) to a folder, and return it.
+
+    All of it is written beside the folder and renamed at the end, so nothing half-written is ever found there: not
+    after Ctrl-C, nor on a full disk. Raises RheoscopeError for a folder that exists, unless it is to be overwritten
+    and holds a model or nothing.
+    """
+    files = files or {}
+    strange = [name for name in files if Path(name).name != name or name in ("", ".", "..")]
+    if strange:
+        raise RheoscopeError(f"a file {strange[0]!r} asked for in {folder}: give a name without folders")
+    with replaced_folder(folder, overwrite=overwrite) as part:
+        with _no_bars():
+            model.save_pretrained(part)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(part)
+        for name, text in files.items():
+            (part / name).write_text(text, encoding="utf-8")
+    return Path(folder).resolve()
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    shown = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.logging.enable_progress_bar()
+
+
+def refuse_folder(folder: str | Path, *, overwrite: bool = False) -> None:
+    """Raise RheoscopeError where a folder could not be written, before any work is done."""
+    target = Path(folder).resolve()
+    _refuse_existing(target, overwrite=overwrite)
+    part = _beside(target, "part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.mkdir()
+        part.rmdir()
+    except OSError as error:
+        raise RheoscopeError(f"{folder} cannot be written ({_why(error)}): choose another folder") from error
+
+
+@contextmanager
+def replaced_folder(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A new folder beside `folder` that takes its place when the block ends well, and is removed when it does not."""
+    target = Path(folder).resolve()
+    _refuse_existing(target, overwrite=overwrite)
+    part = _beside(target, "part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.mkdir()
+        yield part
+        for path in part.rglob("*"):
+            _flush(path)
+        _flush(part)
+        _put_in_place(part, target)
+    except (OSError, SafetensorError) as error:
+        raise RheoscopeError(f"{folder} could not be written ({_why(error)}): nothing was changed there") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _refuse_existing(target: Path, *, overwrite: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not target.is_dir():
+        raise RheoscopeError(f"{target} is a file: give the name of a folder")
+    holds = sorted(path.name for path in target.iterdir())
+    if not holds:
+        return
+    if not overwrite:
+        raise RheoscopeError(f"{target} exists: choose another folder, or allow overwriting")
+    if "config.json" not in holds:
+        raise RheoscopeError(f"{target} holds {holds[0]} and no model, and is not overwritten: choose another folder")
+
+
+def _put_in_place(part: Path, target: Path) -> None:
+    """Rename the new folder; one that is there already steps aside and comes back if that fails."""
+    if not target.exists():
+        part.rename(target)
+    else:
+        old = _beside(target, "old")
+        target.rename(old)
+        try:
+            part.rename(target)
+        except BaseException:
+            old.rename(target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    _flush(target.parent)
+
+
+def _beside(target: Path, what: str) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.{what}")
+
+
+def _flush(path: Path) -> None:
+    """Have a file or folder written to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _why(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
