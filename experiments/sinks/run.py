@@ -8,14 +8,17 @@ Resumable: every finished pass is a line in FOLDER/passes.jsonl, and a run that 
 import argparse
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 import yaml
+from torch import Tensor
 
 from rheoscope import corpus
-from rheoscope.corpus import Corpus
+from rheoscope.corpus import Corpus, batches
+from rheoscope.instruments.engine import batch_size_for
 from rheoscope.instruments.measure import measure
 from rheoscope.instruments.sinks.sinks import SinkReadings
 from rheoscope.models.load import load
@@ -55,6 +58,7 @@ class Experiment:
         self.done = {entry["name"]: entry for entry in map(json.loads, lines)}
         self.before: dict[str, Measured] = {}
         self.texts: dict[str, Corpus] = {}
+        self.streams: list[Tensor] = []
 
     def run(self) -> None:
         """Readings, rankings by them, every head in turn, the ranking by what that cost, and each head as a map."""
@@ -64,11 +68,11 @@ class Experiment:
         for name, edit in (*self.by_reading(data), *self.sink_heads(data)):
             self.judge(name, edit, on="evaluate")
         for pair in self.heads:
-            self.judge(f"head {pair[0]}.{pair[1]} constant", constant_heads((pair,), self.means), on="sensitivity")
+            self.judge_head(pair, "constant", constant_heads((pair,), self.means))
         for name, edit in self.by_sensitivity():
             self.judge(name, edit, on="evaluate")
         for pair in self.diagonal(data):
-            self.judge(f"head {pair[0]}.{pair[1]} mlp", IdentityHeads(heads=(pair,)), on="sensitivity")
+            self.judge_head(pair, "mlp", IdentityHeads(heads=(pair,)))
 
     def readings(self) -> Run:
         """The sink readings of the tuning text."""
@@ -140,6 +144,16 @@ class Experiment:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
+    def judge_head(self, pair: Pair, kind: str, edit: Edit) -> None:
+        """One head changed, on the tuning text; the layers before it are not run again where the text is one batch."""
+        name, text = f"head {pair[0]}.{pair[1]} {kind}", self.text("sensitivity")
+        if name in self.done or text.n_windows > batch_size_for(self.view, text.window):
+            return self.judge(name, edit, on="sensitivity")
+        if not self.streams:
+            self.streams = entering_streams(self.view, text)
+        with begun_at(self.view, pair[0], self.streams[pair[0]]):
+            self.judge(name, edit, on="sensitivity")
+
     def text(self, use: str) -> Corpus:
         if use not in self.texts:
             size = self.config[use]
@@ -152,6 +166,27 @@ class Experiment:
                 split=self.config["split"],
             )
         return self.texts[use]
+
+
+@torch.no_grad()
+def entering_streams(view: ModelView, text: Corpus) -> list[Tensor]:
+    """The stream that enters every layer, for a text of one batch."""
+    kept: list[Tensor] = []
+    (batch,) = batches(text, text.n_windows)
+    with view.tapped({"resid_pre": lambda _, x: kept.append(x.clone())}):
+        view.forward(batch.tokens, batch.valid, head=False)
+    return kept
+
+
+@contextmanager
+def begun_at(view: ModelView, layer: int, stream: Tensor) -> Iterator[None]:
+    """Passes that begin at a layer with a stream kept from before; the layers before it hand on what they are given."""
+    with ExitStack() as undo:
+        for block in view.blocks[:layer]:
+            undo.callback(block.__dict__.pop, "forward")
+            block.forward = lambda x, *_, **__: x
+        undo.enter_context(view.tapped({"resid_pre": lambda _, x: stream}, layers=[layer]))
+        yield
 
 
 if __name__ == "__main__":
