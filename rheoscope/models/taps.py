@@ -46,7 +46,7 @@ def tapped(view: ModelView, taps: Mapping[str, Tap], *, layers: Collection[int] 
     for site in taps:
         if site not in SITES:
             raise RheoscopeError(f"no site is called {site!r}; the sites are {', '.join(SITES)}")
-        reason = refusal(view, site) or _without_attention(view, site, chosen)
+        reason = refusal(view, site) or _edited_away(view, site, chosen)
         if reason:
             raise Refused(reason)
     with ExitStack() as undo:
@@ -84,12 +84,18 @@ def refusal(view: ModelView, site: str) -> str | None:
     return None
 
 
-def _without_attention(view: ModelView, site: str, layers: Collection[int]) -> str | None:
-    """Why an attention site cannot be tapped in some layer: an edit has taken its attention away."""
+def _edited_away(view: ModelView, site: str, layers: Collection[int]) -> str | None:
+    """Why a site cannot be tapped in some layer: an edit has taken what it belongs to away."""
     gone = [layer for layer in layers if not view.sizes[layer].n_heads]
-    if site not in ATTENTION_SITES or not gone:
-        return None
-    return f"{site} asked for in layers {gone}; an edit has taken their attention away: ask for other layers"
+    if site in ATTENTION_SITES and gone:
+        return f"{site} asked for in layers {gone}; an edit has taken their attention away: ask for other layers"
+    fused = [layer for layer in layers if getattr(view.blocks[layer], "fused", False)]
+    if site in RESIDUAL_SITES[1:-1] and fused:
+        return (
+            f"{site} asked for in layers {fused}; an edit has fused their attention and FFN: use resid_pre, resid_post "
+            "or the attention sites"
+        )
+    return None
 
 
 def _install_attention(view: ModelView, taps: Mapping[str, Tap], layers: Collection[int], undo: ExitStack) -> None:

@@ -10,9 +10,19 @@ from rheoscope.surgery.edits import Edit
 from rheoscope.surgery.edits_linear import Linearize
 from rheoscope.surgery.edits_sinks import ConstantHeads, DiagonalHeads, DropHeads, HeadEdit
 from rheoscope.surgery.edits_steering import GateFFN, ParallelFFN
-from rheoscope.surgery.edits_structure import DropAttention, Parallelize
+from rheoscope.surgery.edits_structure import DropAttention, Parallelize, ShrinkHeads
 
-KEPT = (DropHeads, ConstantHeads, DiagonalHeads, DropAttention, Linearize, ParallelFFN, Parallelize, GateFFN)
+KEPT = (
+    DropHeads,
+    ConstantHeads,
+    DiagonalHeads,
+    DropAttention,
+    Linearize,
+    ParallelFFN,
+    Parallelize,
+    ShrinkHeads,
+    GateFFN,
+)
 
 
 @dataclass
@@ -25,6 +35,7 @@ class LayerChange:
     diagonal: set[int] = field(default_factory=set)
     linear: Linearize | None = None
     parallel: ParallelFFN | None = None
+    rank: int | None = None
     gate: float = 1.0
 
     @property
@@ -55,11 +66,15 @@ def _add(change: LayerChange, edit: Edit, layer: int, place: int) -> None:
         if change.linear not in (None, edit):
             raise RheoscopeError(f"layer {layer} asked to be made linear in two ways: choose one")
         change.linear = edit
+    elif isinstance(edit, ShrinkHeads):
+        if change.rank not in (None, edit.rank):
+            raise RheoscopeError(f"queries and keys of layer {layer} asked to have two widths: choose one")
+        change.rank = edit.rank
     elif isinstance(edit, GateFFN):
         change.gate *= edit.gates[place]
     else:
         change.parallel = edit
-    if change.no_attention and (change.gone or change.linear):
+    if change.no_attention and (change.gone or change.linear or change.rank):
         raise RheoscopeError(f"layer {layer} asked to lose its attention and to have it changed: choose one")
 
 

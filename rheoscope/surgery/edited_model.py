@@ -139,9 +139,8 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _reshape(self, edits: Sequence[Edit]) -> None:
         blocks, family = self.blocks, self.family
-        clip = getattr(self.edited.config, family.clip) if family.clip else None
         for layer, change in gathered(edits, len(blocks)).items():
-            reshape(blocks[layer], family, change, clip=clip, name=f"layer {layer}")
+            reshape(blocks[layer], family, change, self.edited.config, f"layer {layer}")
 
     def _settle(self) -> None:
         """Attention by our function everywhere; layers that keep no keys noted."""

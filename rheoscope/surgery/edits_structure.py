@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rheoscope.models.interface import Tap
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.edits import Edit
 from rheoscope.surgery.edits_steering import ParallelFFN
+from rheoscope.surgery.heads import layout_of
+from rheoscope.surgery.shrink import basis_of, refuse_shrink
 
 
 @dataclass(frozen=True)
@@ -34,3 +38,36 @@ class Parallelize(ParallelFFN):
     """
 
     fused: bool = False
+
+
+@dataclass(frozen=True)
+class ShrinkHeads(Edit):
+    """Queries and keys of `rank` coordinates per head; the score scale stays.
+
+    Without RoPE in the basis that keeps W_Q W_K' best; with RoPE as whole pairs, those with the largest weights.
+    Refused with QK-norm, for S-D layers, and for an odd rank with RoPE.
+    """
+
+    rank: int = 2
+
+    def taps(self, view: ModelView) -> Mapping[str, Tap]:
+        layouts = {layer: layout_of(view.blocks[layer], view.family) for layer in self.chosen(view)}
+        for layer, layout in layouts.items():
+            refuse_shrink(layout, view.config, self.rank, f"layer {layer}")
+        basis = cache(lambda layer: basis_of(layouts[layer], view.config, self.rank))
+
+        def query(layer: int, q: Tensor) -> Tensor:
+            n_rep = layouts[layer].n_rep
+            return _narrowed(q, *(x.repeat_interleave(n_rep, 0) for x in (basis(layer).P_q, basis(layer).places)))
+
+        return {"q": query, "k": lambda layer, k: _narrowed(k, basis(layer).P_k, basis(layer).places)}
+
+
+def _narrowed(
+    x: Float[Tensor, "batch head position d_head"],
+    P: Float[Tensor, "head d_head rank"],
+    places: Int[Tensor, "head rank"],
+) -> Float[Tensor, "batch head position d_head"]:
+    """x P in some places, 0 elsewhere."""
+    narrow = torch.einsum("bhpd,hdr->bhpr", x, P.to(x))
+    return torch.zeros_like(x).scatter(-1, places[None, :, None].expand_as(narrow), narrow)

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rheoscope.errors import Refused
 from rheoscope.models.families import Family, Packing
 from rheoscope.models.view import part
+from rheoscope.surgery.modules import Widened
 
 # What an attention module may call its width of a head, and what it counts heads by: name -> heads, key heads, or
 # heads times width. Those a module has are corrected; `num_key_value_groups` stays, as groups go whole.
@@ -82,17 +84,20 @@ def sizes(projection: nn.Module, family: Family) -> tuple[int, int]:
     return tuple(shape) if family.transposed else tuple(shape)[::-1]
 
 
-def value_rows(layout: Layout, kv_heads: Iterable[int]) -> tuple[nn.Module, list[int]]:
-    """The projection that makes values, and the outputs of it that are those of some key heads."""
+def rows_of(layout: Layout, which: int, heads: Iterable[int]) -> tuple[nn.Module, list[int]]:
+    """The projection that makes queries (0), keys (1) or values (2), and the outputs of it that are those of heads.
+
+    Heads are query heads for queries, key heads for the others.
+    """
     family, d = layout.family, layout.d_head
     if family.qkv is None:
-        return part(layout.block, family.v), layout.rows(kv_heads)
+        return part(layout.block, (family.q, family.k, family.v)[which]), layout.rows(heads)
     packed = part(layout.block, family.qkv)
     if family.packing is Packing.PER_HEAD:
-        starts = ((3 * head + 2) * d for head in kv_heads)
+        starts = ((3 * head + which) * d for head in heads)
         return packed, list(chain.from_iterable(range(start, start + d) for start in starts))
-    offset = (layout.n_heads + layout.n_kv_heads) * d
-    return packed, [offset + row for row in layout.rows(kv_heads)]
+    offset = (0, layout.n_heads, layout.n_heads + layout.n_kv_heads)[which] * d
+    return packed, [offset + row for row in layout.rows(heads)]
 
 
 def keep_groups(layout: Layout, kv_heads: list[int]) -> None:
@@ -127,6 +132,10 @@ def refuse_cut(block: nn.Module, family: Family) -> None:
             "some heads of a layer asked to be removed; its norm of queries and keys runs over all heads at once, so "
             "the others would change: drop all heads of the layer, or none"
         )
+    if any(isinstance(part(block, path), Widened) for path in _projections(family)):
+        raise Refused(
+            "heads asked to be removed from a layer whose queries and keys were made narrower: make both edits at once"
+        )
     attention = part(block, family.attn)
     known = [part(block, path) for path in _projections(family)]
     norms = [part(block, path) for path in (family.q_norm, family.k_norm) if path is not None]
@@ -142,6 +151,12 @@ def refuse_cut(block: nn.Module, family: Family) -> None:
 
 def _projections(family: Family) -> tuple[str, ...]:
     return (*((family.q, family.k, family.v) if family.qkv is None else (family.qkv,)), family.o)
+
+
+def in_out(projection: nn.Module, family: Family) -> Float[Tensor, "inputs outputs"]:
+    """The weight of a projection as [in, out]."""
+    weight = projection.weight.detach()
+    return weight if family.transposed else weight.T
 
 
 def selected(parameter: Tensor, places: list[int], dim: int) -> nn.Parameter:

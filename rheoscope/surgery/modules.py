@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
@@ -31,6 +31,8 @@ class NoAttention(nn.Module):
 
     output: what it writes for every token; None in families whose output projection is another module (BERT).
     """
+
+    head_dim = 0  # our own decoder asks for it to choose rotary angles: there are none of this width
 
     def __init__(self, output: OutputBias | None):
         super().__init__()
@@ -59,6 +61,33 @@ class TokenMap(nn.Module):
         value = self.v(x)
         value = value if self.clip is None else value.clamp(-self.clip, self.clip)
         return value if self.o is None else self.o(value)
+
+
+class Widened(nn.Module):
+    """A projection to fewer coordinates, which are put in their places among the former ones; the others are 0.
+
+    Stands where modules of the family expect the former width. `weight` and `bias` are those of that width.
+    """
+
+    def __init__(self, narrow: nn.Linear, places: Int[Tensor, " narrow"], n_out: int, *, transposed: bool):
+        super().__init__()
+        self.narrow, self.n_out, self.transposed = narrow, n_out, transposed
+        self.register_buffer("places", places)
+
+    @property
+    def weight(self) -> Tensor:
+        wide = self._wide(self.narrow.weight.T)
+        return wide if self.transposed else wide.T
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.narrow.bias is None else self._wide(self.narrow.bias)
+
+    def forward(self, x: Float[Tensor, "*shape d_model"]) -> Float[Tensor, "*shape out"]:
+        return self._wide(self.narrow(x))
+
+    def _wide(self, y: Tensor) -> Tensor:
+        return y.new_zeros(*y.shape[:-1], self.n_out).index_copy(-1, self.places, y)
 
 
 class WithTokenMaps:
@@ -94,6 +123,20 @@ class ParallelBlock:
 def norm_of_stream(norm: nn.Module, _args: tuple, output: Tensor) -> Tensor:
     """Hook of the norm before a parallel feed-forward network: the norm of the stream that its block has put there."""
     return output if norm.stream is None else norm.forward(norm.stream).reshape(output.shape)  # OPT flattens
+
+
+def linear_of(in_out: Float[Tensor, "inputs outputs"], bias: Tensor | None) -> nn.Linear:
+    """A linear module that holds copies of the given numbers."""
+    module = nn.Linear(1, 1, bias=False, device="meta")  # of no size yet: torch warns of initialising an empty one
+    module.in_features, module.out_features = in_out.shape
+    module.weight = nn.Parameter(in_out.T.contiguous().clone())
+    set_bias(module, bias)
+    return module
+
+
+def set_bias(projection: nn.Module, bias: Tensor | None) -> None:
+    """Give a projection a copy of a bias, or none."""
+    projection.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
 
 @cache

@@ -37,10 +37,10 @@ from rheoscope.surgery.edits_steering import (
     ZeroAttention,
     ZeroFFN,
 )
-from rheoscope.surgery.edits_structure import DropAttention, Parallelize
+from rheoscope.surgery.edits_structure import DropAttention, Parallelize, ShrinkHeads
 
 _KINDS: tuple[type[Edit], ...] = (
-    *(DropHeads, ConstantHeads, DiagonalHeads, DropAttention, Linearize, Parallelize, GateFFN),
+    *(DropHeads, ConstantHeads, DiagonalHeads, DropAttention, Linearize, Parallelize, ShrinkHeads, GateFFN),
     *(IdentityHeads, SinkOneHot, UniformMixing),
     *(ZeroFFN, RadialFFN, TangentialFFN, ZeroAttention, AttentionGain, TopAttention, ParallelFFN, OtherPrefix),
     *(TruncateRouting, TruncateFiltering, FilterScalar, FilterOff, KeyBiasRouting),

@@ -14,7 +14,8 @@ from rheoscope.models.families import Family, Residual
 from rheoscope.models.view import part
 from rheoscope.surgery.changes import LayerChange
 from rheoscope.surgery.edits_linear import Linearize
-from rheoscope.surgery.heads import Layout, keep_groups, layout_of, refuse_cut, sizes, value_rows
+from rheoscope.surgery.fused import fuse, is_fused
+from rheoscope.surgery.heads import Layout, in_out, keep_groups, layout_of, refuse_cut, rows_of, sizes
 from rheoscope.surgery.mixing import Mixing
 from rheoscope.surgery.modules import (
     NoAttention,
@@ -22,9 +23,12 @@ from rheoscope.surgery.modules import (
     ParallelBlock,
     TokenMap,
     WithTokenMaps,
+    linear_of,
     mix_in,
     norm_of_stream,
+    set_bias,
 )
+from rheoscope.surgery.shrink import shrink
 
 # What the last projection of a feed-forward network is called, and the weights of experts that write.
 LAST = ("down_proj", "c_proj", "fc2", "fc_out", "dense_4h_to_h", "lin2", "Wo")
@@ -32,16 +36,24 @@ EXPERTS, EXPERT_WEIGHTS = "experts", ("down_proj", "down_proj_bias")
 
 
 @torch.no_grad()
-def reshape(block: nn.Module, family: Family, change: LayerChange, *, clip: float | None, name: str) -> None:
-    """Change one block. clip: what bounds q, k, v. name: of the layer, for what is refused."""
+def reshape(block: nn.Module, family: Family, change: LayerChange, config: object, name: str) -> None:
+    """Change one block. config: of the original model. name: of the layer, for what is refused."""
+    if is_fused(block):
+        raise Refused(f"{name} asked to be edited; its parts were fused into two products: edit first, fuse last")
     if change.no_attention or change.gone:
-        _change_heads(block, family, change, clip=clip, name=name)
+        _change_heads(block, family, change, config, name)
+    if change.rank is not None:
+        if not has_attention(block, family):
+            raise RheoscopeError(f"queries and keys of {name} asked to be narrower; no attention is left there")
+        shrink(layout_of(block, family), config, change.rank, name)
     if change.linear is not None:
         linearise(block, family, change.linear, name)
-    if change.parallel is not None:
-        parallelise(block, family, name)
     if change.gate != 1.0:
         fold_gate(block, family, change.gate)
+    if getattr(change.parallel, "fused", False):
+        fuse(block, family, name)
+    elif change.parallel is not None:
+        parallelise(block, family, name)
 
 
 def has_attention(block: nn.Module, family: Family) -> bool:
@@ -49,7 +61,7 @@ def has_attention(block: nn.Module, family: Family) -> bool:
     return not isinstance(part(block, family.attn), NoAttention)
 
 
-def _change_heads(block: nn.Module, family: Family, change: LayerChange, *, clip: float | None, name: str) -> None:
+def _change_heads(block: nn.Module, family: Family, change: LayerChange, config: object, name: str) -> None:
     if not has_attention(block, family):
         if change.no_attention:
             return
@@ -59,12 +71,13 @@ def _change_heads(block: nn.Module, family: Family, change: LayerChange, *, clip
     kept = _kept_groups(layout, gone, name)
     if kept:
         refuse_cut(block, family)
+    clip = getattr(config, family.clip) if family.clip else None
     token_map, beside = _token_map(layout, sorted(change.diagonal), clip)
     bias = _bias(layout, change.constants)
     maps = list(getattr(layout.attention, "token_maps", ()))
     if kept:
         keep_groups(layout, kept)
-        _set_bias(layout.o, bias)
+        set_bias(layout.o, bias)
     else:
         _remove(layout, bias, keep_o=bool(maps or token_map) and not layout.o_inside)
     if token_map is not None:
@@ -106,7 +119,7 @@ def _bias(layout: Layout, constants: dict[int, tuple[float, ...]]) -> Float[Tens
     bias = getattr(layout.o, "bias", None)
     if not constants:
         return bias
-    weight = _in_out(layout.o, layout.family)
+    weight = in_out(layout.o, layout.family)
     total = torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
     total = total if bias is None else total + bias
     for head, constant in constants.items():
@@ -115,10 +128,6 @@ def _bias(layout: Layout, constants: dict[int, tuple[float, ...]]) -> Float[Tens
         z = torch.tensor(constant, dtype=torch.float64, device=weight.device)
         total = total + z @ weight[layout.rows([head])].double()
     return total.to(weight.dtype)
-
-
-def _set_bias(projection: nn.Module, bias: Tensor | None) -> None:
-    projection.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
 
 def _remove(layout: Layout, bias: Tensor | None, *, keep_o: bool) -> None:
@@ -133,8 +142,8 @@ def _remove(layout: Layout, bias: Tensor | None, *, keep_o: bool) -> None:
     if not keep_o:
         block.set_submodule(family.o, output)
         return
-    beside = _in_out(layout.o, family)[layout.n_heads * layout.d_head :]
-    block.set_submodule(family.o, _linear(beside, bias))
+    beside = in_out(layout.o, family)[layout.n_heads * layout.d_head :]
+    block.set_submodule(family.o, linear_of(beside, bias))
 
 
 def _token_map(
@@ -144,11 +153,11 @@ def _token_map(
     if not heads:
         return None, None
     kv_heads = sorted({head // layout.n_rep for head in heads})
-    projection, rows = value_rows(layout, kv_heads)
+    projection, rows = rows_of(layout, 2, kv_heads)
     index = torch.tensor(rows, device=projection.weight.device)
     bias = getattr(projection, "bias", None)
-    v = _linear(_in_out(projection, layout.family)[:, index], bias if bias is None else bias[index])
-    weight, chosen = _in_out(layout.o, layout.family), set(heads)
+    v = linear_of(in_out(projection, layout.family)[:, index], bias if bias is None else bias[index])
+    weight, chosen = in_out(layout.o, layout.family), set(heads)
     out = torch.cat(
         [
             torch.stack([weight[layout.rows([head])] for head in layout.group(kv_head) if head in chosen]).sum(0)
@@ -156,28 +165,14 @@ def _token_map(
         ]
     )
     if layout.o_inside:
-        return TokenMap(v, _linear(out, None), clip), None
+        return TokenMap(v, linear_of(out, None), clip), None
     return TokenMap(v, None, clip), out
 
 
-def _in_out(projection: nn.Module, family: Family) -> Float[Tensor, "inputs outputs"]:
-    weight = projection.weight.detach()
-    return weight if family.transposed else weight.T
-
-
-def _linear(in_out: Float[Tensor, "inputs outputs"], bias: Tensor | None) -> nn.Linear:
-    """A linear module that holds copies of the given numbers."""
-    module = nn.Linear(1, 1, bias=False, device="meta")  # of no size yet: torch warns of initialising an empty one
-    module.in_features, module.out_features = in_out.shape
-    module.weight = nn.Parameter(in_out.T.contiguous().clone())
-    _set_bias(module, bias)
-    return module
-
-
-def _append_inputs(projection: nn.Module, in_out: Float[Tensor, "inputs outputs"], family: Family) -> None:
-    """More inputs of a projection, after those it has; of an `OutputBias`, its first."""
+def _append_inputs(projection: nn.Module, added: Float[Tensor, "inputs outputs"], family: Family) -> None:
+    """More inputs of a projection, after those it has."""
     dim = 0 if family.transposed else 1
-    added = in_out if family.transposed else in_out.T
+    added = added if family.transposed else added.T
     projection.weight = nn.Parameter(torch.cat([projection.weight.detach(), added], dim))
     projection.in_features = projection.weight.shape[dim]
 

@@ -37,12 +37,11 @@ def restructured(view: ModelView, edits: Sequence[Edit]) -> EditedForCausalLM:
 def saving(view: ModelView, edit: Edit) -> int:
     """Parameters that the edit removes; negative where it adds some. Raises as `restructured` does."""
     refuse_edits(view, [edit])
-    clip = getattr(view.config, view.family.clip) if view.family.clip else None
     saved = 0
     for layer, change in gathered([edit], view.n_layers).items():
         block = _shape_of(view.blocks[layer])
         before = _count(block)
-        reshape(block, view.family, change, clip=clip, name=f"layer {layer}")
+        reshape(block, view.family, change, view.config, f"layer {layer}")
         saved += before - _count(block)
     return saved
 
