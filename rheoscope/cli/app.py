@@ -7,8 +7,11 @@ import sys
 import typer
 
 from rheoscope.cli.act import ablate
+from rheoscope.cli.compare import compare
+from rheoscope.cli.edit import edit
 from rheoscope.cli.measure import measure, report
 from rheoscope.cli.models import check, models
+from rheoscope.cli.prescribe import prescribe
 from rheoscope.cli.train import train
 from rheoscope.errors import RheoscopeError
 
@@ -26,6 +29,9 @@ app.command()(check)
 app.command()(measure)
 app.command()(report)
 app.command()(ablate)
+app.command()(prescribe)
+app.command()(edit)
+app.command()(compare)
 app.command()(train)
 app.command()(models)
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -28,13 +29,13 @@ def html(run: Run) -> str:
     """The page as text. It opens from disk, holds its own script, and its policy forbids every request."""
     provenance = run.provenance
     sections = [
-        {"title": section.title, "id": _anchor(section.title), "lead": section.lead, "panels": _panels(section, run)}
+        {"title": section.title, "id": anchor(section.title), "lead": section.lead, "panels": _panels(section, run)}
         for section in SECTIONS
         if section.instrument in run
     ]
     drawn = {section.instrument for section in SECTIONS}
     scripts = [get_plotlyjs(), resources.files(__package__).joinpath("page.js").read_text(encoding="utf-8")]
-    return _template().render(
+    return template("page.html.j2").render(
         model=name_of(provenance),
         in_one_line=in_one_line(provenance),
         facts=facts(provenance),
@@ -47,7 +48,7 @@ def html(run: Run) -> str:
         tones=theme.TONES,
         font=Markup(theme.FONT),
         scripts=[Markup(script) for script in scripts],
-        policy=_policy(scripts),
+        policy=policy(scripts),
         data=_data([panel for section in sections for panel in section["panels"]]),
         version=visible(str(provenance.get("versions", {}).get("rheoscope", ""))),
     )
@@ -59,14 +60,21 @@ def _panels(section, run: Run) -> list[dict[str, Any]]:
 
 def _printed(panel: Panel, instrument: str) -> dict[str, Any]:
     definitions: list[Quantity] = [CATALOG[f"{instrument}.{name}"] for name in panel.quantities]
-    return {"panel": panel, "id": _anchor(f"{instrument} {panel.title}"), "definitions": definitions}
+    return {"panel": panel, "id": anchor(f"{instrument} {panel.title}"), "definitions": definitions}
 
 
 def _data(panels: list[dict[str, Any]]) -> Markup:
+    """Figures of all panels, and the labels of their views."""
+    views = {entry["id"]: entry["panel"].views for entry in panels}
+    figures = {name: [view.figure for view in of] for name, of in views.items()}
+    return figures_as_json(figures, {name: [view.label for view in of] for name, of in views.items()})
+
+
+def figures_as_json(figures: Mapping[str, list[go.Figure]], labels: Mapping[str, list[str]]) -> Markup:
     """Figures and colours as JSON that stays inert inside a script element: no "<" is left in it."""
     payload = {
-        "figures": {entry["id"]: [_figure(view.figure) for view in entry["panel"].views] for entry in panels},
-        "labels": {entry["id"]: [view.label for view in entry["panel"].views] for entry in panels},
+        "figures": {name: [_figure(figure) for figure in of] for name, of in figures.items()},
+        "labels": labels,
         "template": theme.template().to_plotly_json(),
         "dark": theme.DARK,
     }
@@ -81,7 +89,7 @@ def _figure(figure: go.Figure) -> dict[str, Any]:
     return {"data": content["data"], "layout": content["layout"]}
 
 
-def _policy(scripts: list[str]) -> str:
+def policy(scripts: list[str]) -> str:
     """A content security policy: these scripts, known by their hashes, and nothing from anywhere else."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
@@ -91,13 +99,15 @@ def _policy(scripts: list[str]) -> str:
     )
 
 
-def _anchor(text: str) -> str:
+def anchor(text: str) -> str:
+    """A name for a place of the page."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """A page with its places to be filled; what is put in is escaped."""
     loader = jinja2.PackageLoader("rheoscope", "report")
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("page.html.j2")
+    return environment.get_template(name)

@@ -26,6 +26,7 @@ from rheoscope.models.families import Residual
 from rheoscope.models.taps import ATTENTION_SITES
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.edits import Edit
+from rheoscope.surgery.edits_sinks import ConstantHeads
 from rheoscope.surgery.ridge import Moments, chosen_ridge
 from rheoscope.surgery.streams import Rows, Streams, output_projection
 
@@ -62,8 +63,9 @@ def refit(
 ) -> tuple[LayerFit, ...]:
     """Output projections of all cut layers, fitted on a text in two passes. The model is as it was afterwards.
 
-    with_bias: a bias is fitted as well, and made where there is none. Holds three times tokens x d_model numbers and
-    the second moments of one layer. Raises RheoscopeError for a text of one window: there would be none to hold out.
+    with_bias: the bias is fitted as well where the layer has one, or constant heads make one. Holds three times
+    tokens x d_model numbers and the second moments of one layer. Raises RheoscopeError for a text of one window: there
+    would be none to hold out.
     """
     layers = cut_layers(view, edits)
     if layers:
@@ -76,7 +78,8 @@ def refit(
         wanted = [Rows(*(part.cpu() for part in rows)) for rows in before.to(layer)]
         with refitted(view, fits):
             given = zip(after.to(layer), wanted, strict=True)
-            fits.append(_fitted(view, layer, given, len(wanted), target=target, with_bias=with_bias))
+            free = with_bias and keeps_bias(view, edits, layer)
+            fits.append(_fitted(view, layer, given, len(wanted), target=target, with_bias=free))
         progress("refit", number + 1, len(layers))
     return tuple(fits)
 
@@ -85,6 +88,12 @@ def cut_layers(view: ModelView, edits: Sequence[Edit]) -> list[int]:
     """Layers in which an edit changes what W_O is given."""
     sites = {site for site in ATTENTION_SITES if site != "attention"}
     return sorted({layer for edit in edits if sites & edit.taps(view).keys() for layer in edit.chosen(view)})
+
+
+def keeps_bias(view: ModelView, edits: Sequence[Edit], layer: int) -> bool:
+    """Whether the output projection of a layer has a bias once the edits are made."""
+    made = any(isinstance(edit, ConstantHeads) and layer in edit.layers for edit in edits)
+    return made or getattr(output_projection(view, layer), "bias", None) is not None
 
 
 @contextmanager
@@ -138,11 +147,10 @@ def _fitted(
         held_out = number % HELD_OUT == HELD_OUT - 1 or (n_batches < HELD_OUT and number == n_batches - 1)
         parts[held_out].update(rows.inputs, Y)
     choice = chosen_ridge(*parts, W0, b0, with_bias=with_bias)
-    has_bias = with_bias or getattr(output_projection(view, layer), "bias", None) is not None
     return LayerFit(
         layer=layer,
         weight=choice.fitted.W,
-        bias=choice.fitted.b if has_bias else None,
+        bias=choice.fitted.b if with_bias else None,
         strength=choice.fitted.strength,
         error_before=choice.before,
         error_after=choice.after,

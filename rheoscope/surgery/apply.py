@@ -1,0 +1,121 @@
+"""A plan carried out: edits made, loss won back, the result verified on other documents, and saved.
+
+outcome = carried_out(view, plan, corpus)
+save_edited(outcome.model, view.tokenizer, "edited", files=outcome.files())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rheoscope.corpus import Corpus
+from rheoscope.instruments.engine import Progress, refuse_window, silent
+from rheoscope.instruments.loss import Loss, refuse_loss
+from rheoscope.models.view import ModelView
+from rheoscope.surgery.control import relabelled
+from rheoscope.surgery.edited_model import EditedForCausalLM
+from rheoscope.surgery.edits import Edit
+from rheoscope.surgery.edits_sinks import ConstantHeads
+from rheoscope.surgery.effects import loss_change, window_losses
+from rheoscope.surgery.plan import Plan, completed
+from rheoscope.surgery.recover import LayerFit, refit, refitted
+from rheoscope.surgery.restructure import refuse_edits, restructured
+from rheoscope.surgery.sink_effects import head_means
+from rheoscope.surgery.texts import two_texts
+from rheoscope.surgery.verify import Control, Reading, Verification, verify
+
+PLAN, VERIFICATION = "plan.yaml", "verification.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The edited model, the plan with all its numbers, what was fitted, and what was measured on other documents."""
+
+    model: EditedForCausalLM
+    plan: Plan
+    fits: tuple[LayerFit, ...]
+    verification: Verification
+
+    def files(self) -> dict[str, str]:
+        """What is saved beside the weights."""
+        return {PLAN: self.plan.to_yaml(), VERIFICATION: self.verification.to_json()}
+
+
+def carried_out(
+    view: ModelView,
+    plan: Plan,
+    corpus: Corpus,
+    *,
+    with_refit: bool = True,
+    distill_minutes: float = 0.0,
+    n_random: int = 1,
+    seed: int = 0,
+    lengths: Sequence[int] | None = None,
+    progress: Progress = silent,
+) -> Outcome:
+    """The plan on a copy of the model. Half of the documents are fitted on, the other half verify.
+
+    n_random: random plans of the same kinds and number, recovered in the same way, that are measured beside it.
+    Raises RheoscopeError for a plan of another model, Refused for edits that cannot be kept, before anything is run.
+    """
+    refuse_loss(view)
+    refuse_window(view, corpus.window)
+    plan.refuse_other(view)
+    calibration, checking = two_texts(corpus, seed=seed)
+    nothing = np.zeros((view.n_layers, view.n_heads, view.d_value))
+    refuse_edits(view, completed(plan.edits, nothing))
+    means = _means(view, plan.edits, calibration)
+    edits = completed(plan.edits, means)
+    before = window_losses(view, checking, task="before", progress=progress)
+    part = _Recovery(view, calibration, checking, before, with_refit, progress)
+    change, fits = part.unrecovered(edits), part.fits(edits)
+    with refitted(view, fits):
+        model = restructured(view, edits)
+    shown = {} if lengths is None else {"lengths": lengths}
+    verification = verify(view, model, checking, progress=progress, **shown)
+    generator = np.random.default_rng(seed)
+    draws = (completed(relabelled(view, edits, generator), means) for _ in range(n_random))
+    controls = [part.control(drawn) for drawn in draws]
+    planned = tuple(replace(one, edit=edit) for one, edit in zip(plan.planned, edits, strict=True))
+    return Outcome(model, replace(plan, planned=planned), fits, verification.beside(change, controls))
+
+
+def _means(view: ModelView, edits: Sequence[Edit], calibration: Corpus) -> np.ndarray:
+    """Mean z by layer and head, where constant heads ask for it."""
+    if any(isinstance(edit, ConstantHeads) for edit in edits):
+        return head_means(view, calibration)
+    return np.zeros((view.n_layers, view.n_heads, view.d_value))
+
+
+@dataclass(frozen=True)
+class _Recovery:
+    """Edits measured through taps on the checking text, as they are and after the same recovery."""
+
+    view: ModelView
+    calibration: Corpus
+    checking: Corpus
+    before: Loss
+    with_refit: bool
+    progress: Progress
+
+    def fits(self, edits: Sequence[Edit]) -> tuple[LayerFit, ...]:
+        return refit(self.view, edits, self.calibration, progress=self.progress) if self.with_refit else ()
+
+    def unrecovered(self, edits: Sequence[Edit]) -> Reading:
+        after = window_losses(self.view, self.checking, edits, task="edits alone", progress=self.progress)
+        return _reading(after, self.before)
+
+    def control(self, edits: Sequence[Edit]) -> Control:
+        change, fits = self.unrecovered(edits), self.fits(edits)
+        if not fits:
+            return Control(change, None)
+        with refitted(self.view, fits):
+            return Control(change, self.unrecovered(edits))
+
+
+def _reading(after: Loss, before: Loss) -> Reading:
+    change = loss_change(after, before)
+    return Reading(float(change.value), float(change.se))
