@@ -50,6 +50,25 @@ def test_the_full_field_has_no_deficit(seed, length):
     assert single["angular_deficit"].max() <= 1e-6
 
 
+@given(seeds, lengths)
+def test_readings_of_inner_products_are_those_of_the_vectors(seed, length):
+    x, A, F = drawn(seed, 3, 2, 5, 7)
+    x = length * x
+    readings = step_readings(x, A, F, parallel=False)
+    expected = {
+        "angular_deficit": deficit(A, A + F, x),
+        "ffn_deficit": deficit(F, A + F, x),
+        "attention_radial_share": radial_share(A, x),
+        "ffn_radial_share": radial_share(F, x + A),
+        "turning": angle(x, x + A + F),
+        "turning_attention": angle(x, x + A),
+        "turning_ffn": angle(x + A, x + A + F),
+        "ffn_norm": F.norm(dim=-1),
+    }
+    for name, values in expected.items():
+        assert torch.allclose(readings[name], values, rtol=1e-6, atol=1e-8), name
+
+
 def test_without_ffn_the_deficit_and_the_chord_are_those_of_the_pure_attention_step():
     x, A = drawn(1, 2, 1, 5, 7)
     readings = step_readings(x, A, torch.zeros_like(A), parallel=False)

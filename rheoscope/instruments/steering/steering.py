@@ -126,8 +126,9 @@ class Steering(Instrument):
         self, layer: int, places: tuple[Tensor, ...], counted: list[Tensor], units: Int[np.ndarray, " window"]
     ) -> None:
         sums = []
+        lengths = [place.norm(dim=-1) for place in places]
         for scope in counted:
-            values = [spherical_diversity(place, scope) for place in places]
+            values = [spherical_diversity(x, scope, lengths=norm) for x, norm in zip(places, lengths, strict=True)]
             values += [values[after] - values[before] for before, after in CHANGES.values()]
             sums.append(sums_over(torch.stack(values, -1)[:, None], scope.any(1, keepdim=True)))
         self.diversity.update(layer, units, sums)
