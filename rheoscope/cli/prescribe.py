@@ -23,7 +23,8 @@ def prescribe(
     text: Annotated[list[str], typer.Option(help="Text to choose and check on; that of the run if left out.")] = (),
     max_loss: Annotated[float, typer.Option(help="Most that the loss may rise, nats/token, before recovery.")] = 0.02,
     only: Annotated[
-        str | None, typer.Option(help="Comma-separated kinds: drop, constant, linearize, parallelize; all if left out.")
+        str | None,
+        typer.Option(help="With commas: drop, constant, linearize, parallelize, shrink; all if left out."),
     ] = None,
     out_file: Annotated[Path, typer.Option("--out", help="The plan to write (YAML).")] = Path("plan.yaml"),
     model: Annotated[str | None, typer.Option(help="Another place for the model that the run names.")] = None,

@@ -14,7 +14,8 @@ from rheoscope.run import Run
 from rheoscope.surgery.edits import Edit
 from rheoscope.surgery.edits_linear import Linearize
 from rheoscope.surgery.edits_sinks import DropHeads
-from rheoscope.surgery.edits_structure import Parallelize
+from rheoscope.surgery.edits_structure import Parallelize, ShrinkHeads
+from rheoscope.surgery.restructure import refuse_edits
 from rheoscope.surgery.sink_effects import constant_heads
 
 Means = Float64[np.ndarray, "layer head d_value"]
@@ -88,11 +89,17 @@ def _layers(view: ModelView, kind: str, edit: Callable[[tuple[int]], Edit]) -> l
     return [Candidate(kind, layer, edit((layer,)), 1 / view.n_layers) for layer in range(view.n_layers)]
 
 
+def half_rank(view: ModelView) -> int:
+    """Half of the width of a head, made even: what queries and keys are shrunk to."""
+    return max(2, view.d_head // 4 * 2)
+
+
 KINDS: dict[str, Callable[[ModelView, Means], list[Candidate]]] = {
     "drop": lambda view, means: _groups(view, "drop", lambda heads: DropHeads(heads=heads)),
     "constant": lambda view, means: _groups(view, "constant", lambda heads: constant_heads(heads, means)),
     "linearize": lambda view, means: _layers(view, "linearize", lambda layers: Linearize(layers, scaled=True)),
     "parallelize": lambda view, means: _layers(view, "parallelize", lambda layers: Parallelize(layers)),
+    "shrink": lambda view, means: _layers(view, "shrink", lambda layers: ShrinkHeads(layers, rank=half_rank(view))),
 }
 
 
@@ -109,6 +116,7 @@ def candidates(view: ModelView, means: Means, *, only: Sequence[str] = ()) -> tu
     for kind in only or KINDS:
         try:
             made = KINDS[kind](view, means)
+            refuse_edits(view, [made[0].edit])
             for candidate in made:
                 candidate.edit.taps(view)
             if all(not candidate.edit.taps(view) for candidate in made):
@@ -141,6 +149,7 @@ READINGS: Mapping[str, tuple[str, str]] = {
     "constant": ("sinks", "vo_frobenius"),
     "linearize": ("routing", "routing_k90"),
     "parallelize": ("steering", "defect"),
+    "shrink": ("routing", "score_k90"),
 }
 
 

@@ -26,6 +26,7 @@ from rheoscope.surgery.candidates import Candidate, candidates, most_promising
 from rheoscope.surgery.greedy import Bounds, Choice, Step, alone, edits_of, greedy, random_choice
 from rheoscope.surgery.passes import Passes
 from rheoscope.surgery.plan import Plan, PlannedEdit, fingerprint, shape_of, without_constants
+from rheoscope.surgery.restructure import saving
 from rheoscope.surgery.sink_effects import head_means
 
 N_RANDOM = 3
@@ -92,7 +93,7 @@ def prescribe(
     check = Passes(view, checking, memory=memory, progress=progress)
     texts = [measured(one, choice.chosen, randoms) for one in (passes, check)]
     plan = Plan(
-        planned=tuple(_planned(step) for step in choice.steps),
+        planned=tuple(_planned(view, step) for step in choice.steps),
         model=view.ref,
         fingerprint=fingerprint(view),
         shape=shape_of(view),
@@ -123,7 +124,7 @@ def _described(text: Corpus) -> dict[str, object]:
     }
 
 
-def _planned(step: Step) -> PlannedEdit:
+def _planned(view: ModelView, step: Step) -> PlannedEdit:
     because = f"alone it changes the loss by {pm(step.alone)} nats"
     if step.given is not None:
         because += f", given the edits chosen before it by {pm(step.given)}"
@@ -132,7 +133,7 @@ def _planned(step: Step) -> PlannedEdit:
         because=because,
         predicted_change=round(float(step.predicted.value), 6),
         predicted_change_se=round(float(step.predicted.se), 6),
-        saving=step.candidate.saving,
+        saving=saving(view, step.candidate.edit),
     )
 
 
