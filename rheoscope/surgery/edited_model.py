@@ -3,6 +3,9 @@
 It holds the model of the family, restructured, and forwards to it. Its configuration is that of the original model and
 the edits; making it repeats the edits on an empty model, and the weights that are read then fit. Importing this module
 registers it with the Auto classes. Without rheoscope transformers does not know the model type and says so.
+
+It is imported when transformers' Auto classes are, possibly by another module of ours that is not yet whole. So it
+imports next to nothing of ours itself; what it works with comes when it is first used, in `_work`.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -25,19 +29,20 @@ from transformers import (
     PreTrainedModel,
 )
 
-import rheoscope.nets  # noqa: F401  so that transformers knows the networks that we train
 from rheoscope.errors import Refused, RheoscopeError
-from rheoscope.models.checkpoint import model_class
 from rheoscope.models.families import FAMILIES, Family
-from rheoscope.models.view import part
-from rheoscope.surgery.changes import gathered
-from rheoscope.surgery.edits import Edit
-from rheoscope.surgery.mixing import IMPLEMENTATION, attend_so, fit_cache
-from rheoscope.surgery.registry import from_dict, to_dict
-from rheoscope.surgery.reshape import has_attention, reshape
-from rheoscope.surgery.save import save_edited as save_edited
+
+if TYPE_CHECKING:
+    from rheoscope.surgery.edits import Edit
+    from rheoscope.surgery.save import save_edited as save_edited
 
 MODEL_TYPE = "rheoscope_edited"
+IMPLEMENTATION = "rheoscope_edited"  # of attention
+
+
+def _work() -> ModuleType:
+    """What structures a model."""
+    return import_module("rheoscope.surgery.structure")
 
 
 class EditedConfig(PreTrainedConfig):
@@ -86,11 +91,11 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: EditedConfig, original: PreTrainedModel | None = None) -> None:
         super().__init__(config)
-        self.edited = _empty(config) if original is None else original
+        self.edited = _work().empty(config) if original is None else original
         if original is not None:
             self.generation_config = copy.deepcopy(getattr(original, "generation_config", self.generation_config))
         for edits in config.rounds:
-            self._reshape([from_dict(edit) for edit in edits])
+            _work().repeat(self, edits)
         self._settle()
         if original is not None:
             for module in self.modules():
@@ -105,7 +110,8 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        return list(part(self.edited.base_model, self.family.blocks))
+        """The layers."""
+        return list(self.edited.base_model.get_submodule(self.family.blocks))
 
     @property
     def base_model(self) -> nn.Module:
@@ -133,26 +139,13 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
 
     def edit(self, edits: Sequence[Edit]) -> None:
         """One more round of edits, in place."""
-        self._reshape(edits)
-        self.config.rounds = [*self.config.rounds, [to_dict(edit) for edit in edits]]
+        self.config.rounds = [*self.config.rounds, _work().make(self, edits)]
         self._settle()
-
-    def _reshape(self, edits: Sequence[Edit]) -> None:
-        blocks, family = self.blocks, self.family
-        for layer, change in gathered(edits, len(blocks)).items():
-            reshape(blocks[layer], family, change, self.edited.config, f"layer {layer}")
 
     def _settle(self) -> None:
         """Attention by our function everywhere; layers that keep no keys noted."""
-        attend_so(self)
-        blocks, family = self.blocks, self.family
-        self._linear = {
-            index: part(block, family.attn).mixing
-            for index, block in enumerate(blocks)
-            if hasattr(part(block, family.attn), "mixing")
-        }
-        gone = {index for index, block in enumerate(blocks) if not has_attention(block, family)}
-        self._keyless, self._n_layers = frozenset(gone | set(self._linear)), len(blocks)
+        self._linear, self._keyless = _work().settle(self)
+        self._n_layers = len(self.blocks)
         self._accepted = frozenset(inspect.signature(self.edited.forward).parameters)
 
     def forward(
@@ -193,7 +186,7 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is None and wanted and self._keyless and not self.training and "cache" in self._accepted:
             cache = DynamicCache(config=self.edited.config)
         if cache is not None and self._keyless:
-            fit_cache(cache, self._keyless, self._n_layers)
+            _work().fit_cache(cache, self._keyless, self._n_layers)
         return cache
 
     @contextmanager
@@ -212,35 +205,11 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
             cache.layers[layer].seen += n_tokens
 
 
-def _empty(config: EditedConfig) -> PreTrainedModel:
-    """The original model before any edit, with the weights that a new model has."""
-    own = config.text_config
-    if not isinstance(own, PreTrainedConfig):
-        raise RheoscopeError("an edited model asked for without the configuration of the original: give text_config")
-    own = copy.deepcopy(own)
-    own._attn_implementation = "eager"  # until it attends by our function; every family has this one
-    if config._experts_implementation is not None:
-        own._experts_implementation = config._experts_implementation
-    config.text_config = own
-    found = model_class(f"an edited {own.model_type}", own, trust_remote_code=False)
-    if found is AutoModelForCausalLM:
-        return found.from_config(own)
-    return found._from_config(own)
-
-
-@torch.no_grad()
-def wrapped(model: PreTrainedModel) -> EditedForCausalLM:
-    """An ordinary model as an edited one that no edit has changed yet. Takes the model over: give it a copy."""
-    if model.config.model_type not in FAMILIES:
-        raise Refused(
-            f"edits asked to be kept in a {model.config.model_type}, which has no row in rheoscope/models/families.py: "
-            "use a family of docs/families.md"
-        )
-    model.config.architectures = [type(model).__name__]
-    config = EditedConfig(text_config=model.config, rounds=[])
-    config.dtype = model.config.dtype = model.dtype
-    return EditedForCausalLM(config, model)
-
-
 AutoConfig.register(MODEL_TYPE, EditedConfig)
 AutoModelForCausalLM.register(EditedConfig, EditedForCausalLM)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "save_edited":
+        return import_module("rheoscope.surgery.save").save_edited
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

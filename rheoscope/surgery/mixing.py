@@ -18,9 +18,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from rheoscope.errors import RheoscopeError
 from rheoscope.models.attention import Attention
+from rheoscope.surgery.edited_model import IMPLEMENTATION
 from rheoscope.surgery.features import feature_attention, feature_root
-
-IMPLEMENTATION = "rheoscope_edited"
 
 
 class StateLayer(CacheLayerMixin):

@@ -16,10 +16,11 @@ from torch import nn
 from rheoscope.errors import Refused, RheoscopeError
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.changes import gathered
-from rheoscope.surgery.edited_model import EditedForCausalLM, wrapped
+from rheoscope.surgery.edited_model import EditedForCausalLM
 from rheoscope.surgery.edits import Edit
 from rheoscope.surgery.edits_linear import Linearize
 from rheoscope.surgery.reshape import reshape
+from rheoscope.surgery.structure import wrapped
 
 
 def restructured(view: ModelView, edits: Sequence[Edit]) -> EditedForCausalLM:
