@@ -136,17 +136,21 @@ def refuse_cut(block: nn.Module, family: Family) -> None:
         raise Refused(
             "heads asked to be removed from a layer whose queries and keys were made narrower: make both edits at once"
         )
-    attention = part(block, family.attn)
-    known = [part(block, path) for path in _projections(family)]
-    norms = [part(block, path) for path in (family.q_norm, family.k_norm) if path is not None]
-    maps = getattr(attention, "token_maps", None)
-    inside = {id(p) for module in (*known, *norms, *([maps] if maps else [])) for p in module.parameters()}
-    foreign = [name for name, p in attention.named_parameters() if id(p) not in inside and name != SINKS]
+    foreign = own_parameters(block, family)
     if foreign:
         raise Refused(
             f"heads asked to be removed from a layer whose attention has parameters of its own ({foreign[0]}): "
             "only ordinary attention can be cut"
         )
+
+
+def own_parameters(block: nn.Module, family: Family) -> list[str]:
+    """Names of parameters of an attention module beyond those that ordinary attention has."""
+    attention = part(block, family.attn)
+    paths = [*_projections(family), *(path for path in (family.q_norm, family.k_norm) if path is not None)]
+    known = [part(block, path) for path in paths] + [getattr(attention, "token_maps", nn.Module())]
+    inside = {id(parameter) for module in known for parameter in module.parameters()}
+    return [name for name, p in attention.named_parameters() if id(p) not in inside and name != SINKS]
 
 
 def _projections(family: Family) -> tuple[str, ...]:

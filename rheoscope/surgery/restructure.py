@@ -19,6 +19,7 @@ from rheoscope.surgery.changes import gathered
 from rheoscope.surgery.edited_model import EditedForCausalLM
 from rheoscope.surgery.edits import Edit
 from rheoscope.surgery.edits_linear import Linearize
+from rheoscope.surgery.heads import own_parameters
 from rheoscope.surgery.reshape import reshape
 from rheoscope.surgery.structure import wrapped
 
@@ -77,10 +78,11 @@ def _refuse_linear(view: ModelView, edit: Linearize) -> None:
                 f"layer {layer} asked to be made linear for good; it has learned sinks, logits beside the scores, and "
                 "there are no scores: leave it out"
             )
-        if view.attention_has(layer, view.family.damped_if) or view.attention_has(layer, view.family.leaks_if):
+        foreign = own_parameters(view.blocks[layer], view.family) if view.sizes[layer].n_heads else []
+        if foreign:
             raise Refused(
-                f"layer {layer} asked to be made linear for good; it attends in its own way ({type(attention).__name__}"
-                "): leave it out, or train a network with linear layers"
+                f"layer {layer} asked to be made linear for good; its attention has parameters of its own "
+                f"({foreign[0]}): leave it out, or train a network with linear layers"
             )
 
 

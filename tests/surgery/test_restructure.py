@@ -1,0 +1,185 @@
+"""Edits as modules: the same numbers as through taps, fewer parameters, and refusals in a sentence."""
+
+import copy
+
+import pytest
+import torch
+
+from rheoscope.errors import Refused, RheoscopeError
+from rheoscope.models.view import ModelView
+from rheoscope.surgery.edits_linear import Linearize
+from rheoscope.surgery.edits_sinks import ConstantHeads, DiagonalHeads, DropHeads, SinkOneHot
+from rheoscope.surgery.edits_steering import GateFFN
+from rheoscope.surgery.edits_structure import DropAttention, Parallelize, ShrinkHeads
+from rheoscope.surgery.restructure import restructured, saving
+from tests.models.views import view_of
+from tests.surgery.restructuring import (
+    EXAMPLES,
+    FUSED,
+    KEPT_NOWHERE,
+    all_heads,
+    group,
+    logits_by_taps,
+    logits_of,
+    view_of_modules,
+)
+from tests.tiny import CAUSAL, VARIANTS, input_ids, tiny
+
+
+def refused_for(name, example, view):
+    """Part of the sentence with which an example is refused for a variant; empty where it is not."""
+    family = VARIANTS[name].family
+    heads, linear = example in ("drop", "constant", "diagonal", "all at once"), example.startswith("linear")
+    found = KEPT_NOWHERE.get(family, {}).get(example, "")
+    if linear and not view.causal:
+        return "reads both ways"
+    if linear and (view.windows[1] or (example.endswith("features") and view.windows[0])):
+        return "a window of"
+    if linear and family == "gpt_oss":
+        return "learned sinks"
+    if (example == "shrink" or example == "all at once") and view.family.q_norm:
+        return "a norm over all coordinates"
+    if example in ("parallel", "fused", "all at once") and view.family.residual.name == "POST_NORM":
+        return "norms the stream between"
+    if example == "fused" and family not in FUSED:
+        return "parallel and fused"
+    return found if found and (heads or found) else ""
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_modules_give_the_logits_of_taps_with_as_many_parameters_less_as_predicted(name, example):
+    view = view_of(name)
+    edits = EXAMPLES[example](view)
+    message = refused_for(name, example, view)
+    if message:
+        with pytest.raises(RheoscopeError, match=message):
+            restructured(view, edits)
+        return
+    new = view_of_modules(view, edits)
+    torch.testing.assert_close(logits_of(new), logits_by_taps(view, edits), rtol=0, atol=1e-10)
+    assert view.n_parameters - new.n_parameters == sum(saving(view, edit) for edit in edits)
+
+
+def test_what_is_saved_is_what_the_heads_had():
+    view = view_of("llama")  # 42 dimensions, 6 heads of 10 on 2 of keys, no biases
+    a_head, a_key_head, gain = 2 * 42 * 10, 2 * 42 * 10, 42
+    three = DropHeads(heads=group(view))
+    assert saving(view, three) == 3 * a_head + a_key_head
+    assert saving(view, DropAttention(layers=(0, 2))) == 2 * (6 * a_head + 2 * a_key_head)
+    constant = ConstantHeads(heads=group(view), constants=((0.0,) * 10,) * 3)
+    assert saving(view, constant) == 3 * a_head + a_key_head - 42  # an output bias is made
+    assert saving(view, DiagonalHeads(heads=group(view))) == 3 * a_head + a_key_head - 2 * 42 * 10
+    assert saving(view, ShrinkHeads(layers=(1,), rank=4)) == (6 + 2) * 42 * 6
+    assert saving(view, Parallelize(layers=(1,), fused=True)) == 2 * gain
+    assert saving(view, Parallelize(layers=(1,))) == saving(view, Linearize()) == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "gpt_oss"])
+def test_the_original_stays_as_it_was_bit_for_bit(name):
+    view = ModelView(tiny(name, dtype=torch.float32))
+    before, numbers = logits_of(view), copy.deepcopy(view.model.state_dict())
+    model = restructured(view, [*EXAMPLES["drop"](view), GateFFN(gates=(0.5, 0.5, 0.5))])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(logits_of(view), before)
+    assert all(torch.equal(value, numbers[key]) for key, value in view.model.state_dict().items())
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_float32_agrees_to_its_rounding(example):
+    view = ModelView(tiny("llama", dtype=torch.float32))
+    edits = EXAMPLES[example](view)
+    new = ModelView(restructured(view, edits))
+    torch.testing.assert_close(logits_of(new), logits_by_taps(view, edits), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gptj", "rheoscope_decoder"])
+def test_a_changed_token_leaves_earlier_logits_as_they_were(name, example):
+    view = view_of(name)
+    if refused_for(name, example, view):
+        return
+    new = view_of_modules(view, EXAMPLES[example](view))
+    before = input_ids(view.model)
+    after = before.clone()
+    after[:, 7] = 3 + (before[:, 7] - 2) % (view.config.vocab_size - 3)
+    change = (logits_of(new, before) - logits_of(new, after)).abs().amax((0, 2))
+    assert change[:7].max() == 0
+    assert change[7] > 1e-3
+    assert name in CAUSAL
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_edits_compose_and_heads_are_counted_anew(name):
+    view = view_of(name)
+    first = EXAMPLES["drop"](view)
+    once = view_of_modules(view, first)
+    assert once.sizes[1].n_heads == view.n_heads - len(group(view))
+    again = [DropHeads(heads=((1, 0), (1, 1), (1, 2)[:2]) if name != "llama" else tuple((1, h) for h in range(3)))]
+    twice = view_of_modules(once, again)
+    shifted = [DropHeads(heads=tuple((1, head + len(group(view))) for _, head in again[0].heads))]
+    torch.testing.assert_close(logits_of(twice), logits_by_taps(view, first + shifted), rtol=0, atol=1e-10)
+    torch.testing.assert_close(logits_of(twice), logits_by_taps(once, again), rtol=0, atol=1e-10)
+    assert [len(edits) for edits in twice.model.config.rounds] == [1, 1]
+
+
+def test_maps_of_tokens_add_up_over_rounds():
+    for name in ("llama", "bert"):
+        view = view_of(name)
+        once = view_of_modules(view, [DiagonalHeads(heads=group(view))])
+        rest = DiagonalHeads(heads=tuple((1, head) for head in range(once.sizes[1].n_heads)))
+        twice = view_of_modules(once, [rest])
+        expected = logits_by_taps(view, [DiagonalHeads(heads=all_heads(view, 1))])
+        torch.testing.assert_close(logits_of(twice), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "edits", "message"),
+    [
+        ("llama", [], "by no edits"),
+        ("llama", [SinkOneHot(heads=((0, 0),))], "acts through taps only: a model can keep DropHeads"),
+        ("llama", [DropHeads(heads=((1, 0), (1, 2)))], r"share key head 0 with heads \[1\]: remove those too"),
+        ("llama:mqa", [DropHeads(heads=((1, 0),))], r"read one key head \(MQA\)"),
+        ("gpt_bigcode", [DiagonalHeads(heads=((1, 0),))], r"read one key head \(MQA\)"),
+        ("llama", [DropHeads(heads=((1, 6),))], "layer 1 has heads 0 to 5"),
+        ("llama", [DropHeads(heads=((0, 1),)), DiagonalHeads(heads=((0, 1),))], r"head \(0, 1\) asked to be changed"),
+        ("llama", [DropAttention(layers=(0,)), DropHeads(heads=((0, 1),))], "to lose its attention and to have it"),
+        ("llama", [Linearize(), Linearize(layers=(1,), scaled=True)], "linear in two ways"),
+        ("llama", [ShrinkHeads(rank=4), ShrinkHeads(rank=2)], "two widths"),
+        ("llama", [ShrinkHeads(rank=3)], "RoPE turns pairs"),
+        ("llama", [ShrinkHeads(rank=10)], "heads have 10: ask for fewer"),
+        ("llama", [Linearize(feature="hedgehog")], "no feature map is called 'hedgehog'"),
+        ("llama", [GateFFN(gates=(1.0,))], "1 gates given for 3 layers"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_in_a_sentence(name, edits, message):
+    with pytest.raises(RheoscopeError, match=message):
+        restructured(view_of(name), edits)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        (DropAttention(layers=(1,)), DropHeads(heads=((1, 0),)), "layer 1 has no heads left"),
+        (DropAttention(layers=(1,)), Linearize(layers=(1,)), "taken its attention away|taken their attention away"),
+        (DropAttention(layers=(1,)), ShrinkHeads(layers=(1,)), "no attention is left|taken"),
+        (Linearize(layers=(1,)), Linearize(layers=(1,)), "it is already"),
+        (Parallelize(layers=(1,), fused=True), GateFFN(gates=(1.0, 0.5, 1.0)), "edit first, fuse last"),
+        (ShrinkHeads(layers=(1,)), DropHeads(heads=((1, 0), (1, 1), (1, 2))), "make both edits at once"),
+    ],
+)
+def test_a_second_edit_that_finds_nothing_to_edit_is_refused(first, then, message):
+    once = view_of_modules(view_of("llama"), [first])
+    with pytest.raises(RheoscopeError, match=message):
+        restructured(once, [then])
+
+
+def test_an_encoder_cannot_be_linear_and_a_stranger_cannot_be_kept():
+    with pytest.raises(Refused, match="reads both ways"):
+        restructured(view_of("bert"), [Linearize()])
+    view = ModelView(tiny("llama"))
+    view.family = None
+    with pytest.raises(Refused, match=r"has no row in rheoscope/models/families\.py"):
+        saving(view, DropAttention())

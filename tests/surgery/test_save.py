@@ -1,0 +1,83 @@
+"""A folder appears whole or not at all."""
+
+import os
+
+import pytest
+import torch
+
+from rheoscope.errors import RheoscopeError
+from rheoscope.models.view import ModelView
+from rheoscope.surgery.edits_structure import DropAttention
+from rheoscope.surgery.restructure import restructured
+from rheoscope.surgery.save import refuse_folder, save_edited
+from tests.tiny import tiny
+
+
+@pytest.fixture(scope="module")
+def model():
+    return restructured(ModelView(tiny("llama", dtype=torch.float32)), [DropAttention(layers=(1,))])
+
+
+def test_all_files_come_in_one_step(model, tmp_path):
+    folder = save_edited(model, None, tmp_path / "a" / "edited", files={"plan.yaml": "edits: []\n"})
+    assert (folder / "plan.yaml").read_text() == "edits: []\n"
+    assert {"config.json", "model.safetensors", "plan.yaml"} <= {path.name for path in folder.iterdir()}
+    assert os.listdir(tmp_path / "a") == ["edited"]
+
+
+def test_an_existing_folder_is_refused_and_replaced_whole_when_asked(model, tmp_path):
+    folder = save_edited(model, None, tmp_path / "edited", files={"old.txt": "old"})
+    for check in (lambda: save_edited(model, None, folder), lambda: refuse_folder(folder)):
+        with pytest.raises(RheoscopeError, match="exists: choose another folder, or allow overwriting"):
+            check()
+    assert (folder / "old.txt").read_text() == "old"
+    save_edited(model, None, folder, overwrite=True)
+    assert not (folder / "old.txt").exists()
+    assert os.listdir(tmp_path) == ["edited"]
+
+
+def test_what_is_no_model_is_never_overwritten(model, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.jpg").write_bytes(b"")
+    with pytest.raises(RheoscopeError, match=r"holds one\.jpg and no model"):
+        save_edited(model, None, tmp_path / "photos", overwrite=True)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RheoscopeError, match="is a file: give the name of a folder"):
+        save_edited(model, None, tmp_path / "file", overwrite=True)
+    with pytest.raises(RheoscopeError, match="give a name without folders"):
+        save_edited(model, None, tmp_path / "new", files={"../x": ""})
+    assert sorted(os.listdir(tmp_path)) == ["file", "photos"]
+
+
+class Broken:
+    """A tokenizer that fails while it is written."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def save_pretrained(self, folder):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left on device"), RheoscopeError)],
+)
+def test_an_interruption_or_a_full_disk_leaves_nothing_behind(model, tmp_path, error, expected):
+    with pytest.raises(expected, match="" if expected is KeyboardInterrupt else "No space left on device"):
+        save_edited(model, Broken(error), tmp_path / "edited")
+    assert os.listdir(tmp_path) == []
+    folder = save_edited(model, None, tmp_path / "edited", files={"kept.txt": "kept"})
+    with pytest.raises(expected):
+        save_edited(model, Broken(error), folder, overwrite=True)
+    assert (folder / "kept.txt").read_text() == "kept"
+    assert os.listdir(tmp_path) == ["edited"]
+
+
+def test_an_unwritable_place_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    for check in (refuse_folder, lambda folder: save_edited(None, None, folder)):
+        with pytest.raises(RheoscopeError, match="written"):
+            check(tmp_path / "file" / "edited")
+    refuse_folder(tmp_path / "new")
+    assert os.listdir(tmp_path) == ["file"]
