@@ -38,6 +38,9 @@ def edit(
     distill_minutes: Annotated[
         float, typer.Option(help="Minutes of distillation after the refit; 0 for none.", min=0)
     ] = 0.0,
+    memory: Annotated[
+        Path | None, typer.Option(help="Keeps the distillation, so that a stopped one goes on where it was.")
+    ] = None,
     n_random: Annotated[int, typer.Option(help="Random plans of the same size beside it.", min=0)] = 1,
     window: Window = None,
     windows: Windows = 64,
@@ -56,6 +59,7 @@ def edit(
     refuse_folder(out_folder, overwrite=overwrite)
     plan = Plan.load(plan_file)
     from rheoscope.surgery.apply import carried_out
+    from rheoscope.surgery.distill import Distillation
 
     view, corpus = opened(
         model,
@@ -72,7 +76,8 @@ def edit(
             plan,
             corpus,
             with_refit=not no_refit,
-            distill_minutes=distill_minutes,
+            distillation=Distillation(minutes=distill_minutes, seed=seed) if distill_minutes else None,
+            memory=memory,
             n_random=n_random,
             seed=seed,
             progress=shown,
@@ -110,7 +115,8 @@ def control_lines(outcome: Outcome) -> list[str]:
     found = outcome.verification
     before = pm(found.change_before_recovery) if found.change_before_recovery else ""
     lines = ["", f"change of the loss on {found.n} {found.text['error_unit']}s that nothing was fitted on, nats/token:"]
-    lines += [f"  this plan       {before} before recovery, {pm(found.change)} after"]
+    middle = f", {pm(found.change_after_refit)} after the refit" if found.change_after_refit else ""
+    lines += [f"  this plan       {before} before recovery{middle}, {pm(found.change)} after"]
     for control in found.controls:
         after = f", {pm(control.change_recovered)} after" if control.change_recovered else ""
         lines.append(f"  a random plan   {pm(control.change)} before recovery{after}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from rheoscope.instruments.engine import Progress, refuse_window, silent
 from rheoscope.instruments.loss import Loss, refuse_loss
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.control import relabelled
+from rheoscope.surgery.distill import Distillation, distil
 from rheoscope.surgery.edited_model import EditedForCausalLM
 from rheoscope.surgery.edits import Edit
 from rheoscope.surgery.edits_sinks import ConstantHeads
@@ -50,7 +52,8 @@ def carried_out(
     corpus: Corpus,
     *,
     with_refit: bool = True,
-    distill_minutes: float = 0.0,
+    distillation: Distillation | None = None,
+    memory: Path | None = None,
     n_random: int = 1,
     seed: int = 0,
     lengths: Sequence[int] | None = None,
@@ -58,7 +61,8 @@ def carried_out(
 ) -> Outcome:
     """The plan on a copy of the model. Half of the documents are fitted on, the other half verify.
 
-    n_random: random plans of the same kinds and number, recovered in the same way, that are measured beside it.
+    distillation: a short training after the refit; memory: the file that keeps it. n_random: random plans of the same
+    kinds and number that are measured beside it, before and after the same refit.
     Raises RheoscopeError for a plan of another model, Refused for edits that cannot be kept, before anything is run.
     """
     refuse_loss(view)
@@ -74,13 +78,17 @@ def carried_out(
     change, fits = part.unrecovered(edits), part.fits(edits)
     with refitted(view, fits):
         model = restructured(view, edits)
+    refitted_change = None
+    if distillation is not None:
+        refitted_change = part.recovered(edits, fits)
+        distil(view, model, calibration, distillation, memory=memory, progress=progress)
     shown = {} if lengths is None else {"lengths": lengths}
     verification = verify(view, model, checking, progress=progress, **shown)
     generator = np.random.default_rng(seed)
     draws = (completed(relabelled(view, edits, generator), means) for _ in range(n_random))
     controls = [part.control(drawn) for drawn in draws]
     planned = tuple(replace(one, edit=edit) for one, edit in zip(plan.planned, edits, strict=True))
-    return Outcome(model, replace(plan, planned=planned), fits, verification.beside(change, controls))
+    return Outcome(model, replace(plan, planned=planned), fits, verification.beside(change, refitted_change, controls))
 
 
 def _means(view: ModelView, edits: Sequence[Edit], calibration: Corpus) -> np.ndarray:
@@ -112,8 +120,11 @@ class _Recovery:
         change, fits = self.unrecovered(edits), self.fits(edits)
         if not fits:
             return Control(change, None)
+        return Control(change, self.recovered(edits, fits))
+
+    def recovered(self, edits: Sequence[Edit], fits: Sequence[LayerFit]) -> Reading:
         with refitted(self.view, fits):
-            return Control(change, self.unrecovered(edits))
+            return self.unrecovered(edits)
 
 
 def _reading(after: Loss, before: Loss) -> Reading:

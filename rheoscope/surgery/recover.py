@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -44,8 +44,8 @@ class LayerFit:
     """
 
     layer: int
-    weight: Float[Tensor, "inputs d_model"]
-    bias: Float[Tensor, " d_model"] | None
+    weight: Float[Tensor, "inputs d_model"] = field(repr=False)
+    bias: Float[Tensor, " d_model"] | None = field(repr=False)
     strength: float
     error_before: float
     error_after: float

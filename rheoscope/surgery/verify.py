@@ -75,15 +75,16 @@ class Verification:
     memory: Pair
     latencies: tuple[Latency, ...]
     change_before_recovery: Reading | None = None
+    change_after_refit: Reading | None = None  # where a distillation followed
     controls: tuple[Control, ...] = ()
 
     def to_json(self) -> str:
         """All of it; what is not known is null."""
         return json.dumps(_plain(asdict(self)), indent=2, ensure_ascii=False) + "\n"
 
-    def beside(self, change: Reading, controls: Sequence[Control]) -> Verification:
-        """The same with the change before recovery and the random controls."""
-        return replace(self, change_before_recovery=change, controls=tuple(controls))
+    def beside(self, change: Reading, refitted: Reading | None, controls: Sequence[Control]) -> Verification:
+        """The same with the changes before recovery and before distillation, and the random controls."""
+        return replace(self, change_before_recovery=change, change_after_refit=refitted, controls=tuple(controls))
 
 
 class _Sums(NamedTuple):

@@ -1,0 +1,199 @@
+"""Wins loss back by a short training of the edited model: towards the original's stream, and towards the text.
+
+Every layer's output is matched with the original's, relative to its length, and the next token is predicted. What is
+inside the layers is trained; embeddings, output head and final norm stay. Bounded by steps or by minutes; with a file
+to keep it in, a distillation that was stopped goes on to the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from rheoscope.corpus import Batch, Corpus, batches
+from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.engine import Progress, silent
+from rheoscope.models.view import ModelView
+from rheoscope.storage import replacing
+from rheoscope.surgery.edited_model import EditedForCausalLM
+from rheoscope.surgery.plan import fingerprint
+
+KEPT_EVERY = 60.0  # seconds between two states in the file
+WARM_UP = 20  # steps
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """How long and how: AdamW on batches of windows in an order drawn anew every epoch.
+
+    steps, minutes: whichever ends first; one of them must be given. match: weight of the layers' outputs beside the
+    loss of the next token.
+    """
+
+    steps: int | None = None
+    minutes: float | None = None
+    rate: float = 1e-4
+    windows: int = 2  # per step
+    match: float = 1.0
+    seed: int = 0
+
+
+@dataclass
+class Distilled:
+    """What was done: steps in all, and the training loss (next token, match) of every step of this process."""
+
+    steps: int = 0
+    losses: list[tuple[float, float]] = field(default_factory=list)
+
+
+def distil(
+    view: ModelView,
+    edited: EditedForCausalLM,
+    text: Corpus,
+    settings: Distillation,
+    *,
+    memory: Path | None = None,
+    progress: Progress = silent,
+) -> Distilled:
+    """Train the edited model in place. Raises RheoscopeError for no bound, or a memory of something else."""
+    if settings.steps is None and settings.minutes is None:
+        raise RheoscopeError("a distillation without an end asked for: give steps or minutes")
+    trained = trainable(edited)
+    optimiser = torch.optim.AdamW(trained.values(), lr=settings.rate, weight_decay=0.0)
+    key = _key(view, edited, text, settings)
+    done = _restored(memory, trained, optimiser, key) if memory is not None and memory.exists() else 0
+    result, ends = Distilled(done), _deadline(settings)
+    kept = time.monotonic()
+    with _learning(edited, trained):
+        while (settings.steps is None or result.steps < settings.steps) and time.monotonic() < ends:
+            for group in optimiser.param_groups:
+                group["lr"] = settings.rate * min(1.0, (result.steps + 1) / WARM_UP)
+            optimiser.zero_grad()
+            losses = _losses(view, edited, _batch(text, settings, result.steps))
+            (losses[0] + settings.match * losses[1]).backward()
+            torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
+            optimiser.step()
+            result.steps += 1
+            result.losses.append((float(losses[0].detach()), float(losses[1].detach())))
+            progress("distillation", result.steps, settings.steps or result.steps)
+            if memory is not None and time.monotonic() - kept > KEPT_EVERY:
+                _keep(memory, trained, optimiser, key, result.steps)
+                kept = time.monotonic()
+    if memory is not None:
+        _keep(memory, trained, optimiser, key, result.steps)
+    return result
+
+
+def trainable(edited: EditedForCausalLM) -> dict[str, nn.Parameter]:
+    """Parameters inside the layers, by name."""
+    inside = {id(parameter) for block in edited.blocks for parameter in block.parameters()}
+    return {name: p for name, p in edited.named_parameters() if id(p) in inside and p.is_floating_point()}
+
+
+@contextmanager
+def _learning(edited: EditedForCausalLM, trained: dict[str, nn.Parameter]) -> Iterator[None]:
+    """Gradients for what is trained alone; as before afterwards. Without dropout, so that both models are exact."""
+    before = {name: parameter.requires_grad for name, parameter in edited.named_parameters()}
+    try:
+        for name, parameter in edited.named_parameters():
+            parameter.requires_grad_(name in trained)
+        with torch.enable_grad():
+            yield
+    finally:
+        for name, parameter in edited.named_parameters():
+            parameter.requires_grad_(before[name])
+            parameter.grad = None
+
+
+def _losses(view: ModelView, edited: EditedForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Loss of the next token, and mean over layers of |h' - h|² / |h|² over real tokens."""
+    with torch.no_grad(), _outputs(view.blocks) as wanted:
+        view.forward(batch.tokens, batch.valid, head=False)
+    device = edited.device
+    valid = batch.valid.to(device)
+    with _outputs(edited.blocks) as found:
+        inputs = {"input_ids": batch.tokens.to(device), "attention_mask": valid.long()}
+        logits = edited(**inputs, use_cache=False).logits
+    scored = valid[:, 1:]
+    targets = batch.tokens[:, 1:].to(device)
+    nll = nn.functional.cross_entropy(logits[:, :-1][scored].float(), targets[scored])
+    parts = []
+    for h, other in zip(wanted, found, strict=True):
+        h, other = h[valid.to(h.device)].to(device).float(), other[valid].float()
+        parts.append(((other - h).square().sum(-1) / h.square().sum(-1).clamp(min=1e-12)).mean())
+    return nll, torch.stack(parts).mean()
+
+
+@contextmanager
+def _outputs(blocks: list[nn.Module]) -> Iterator[list[Tensor]]:
+    """What every block hands on while the block lasts, in order."""
+    kept: list[Tensor] = []
+
+    def keep(_module: nn.Module, _args: tuple, output: object) -> None:
+        kept.append(output[0] if isinstance(output, tuple) else output)
+
+    with ExitStack() as undo:
+        for block in blocks:
+            undo.callback(block.register_forward_hook(keep).remove)
+        yield kept
+
+
+def _batch(text: Corpus, settings: Distillation, step: int) -> Batch:
+    """The windows of one step: every epoch has an order of its own, drawn from seed and epoch alone."""
+    size = min(settings.windows, text.n_windows)
+    per_epoch = text.n_windows // size
+    epoch, place = divmod(step, per_epoch)
+    order = np.random.default_rng([settings.seed, epoch]).permutation(text.n_windows)
+    return next(batches(text.of_windows(order[place * size : (place + 1) * size]), size))
+
+
+def _deadline(settings: Distillation) -> float:
+    return float("inf") if settings.minutes is None else time.monotonic() + 60 * settings.minutes
+
+
+def _key(view: ModelView, edited: EditedForCausalLM, text: Corpus, settings: Distillation) -> str:
+    """What a memory is of: models, text and settings, but not how long."""
+    said = asdict(settings) | {"steps": None, "minutes": None}
+    parts = (fingerprint(view), edited.config.rounds, text.hash, said)
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _keep(path: Path, trained: dict[str, nn.Parameter], optimiser: torch.optim.Optimizer, key: str, steps: int) -> None:
+    """Write parameters and moments, whole or not at all."""
+    tensors = {f"parameter {name}": p.detach().cpu().contiguous() for name, p in trained.items()}
+    for name, parameter in trained.items():
+        state = optimiser.state.get(parameter, {})
+        tensors |= {f"{what} {name}": value.detach().cpu().contiguous() for what, value in state.items()}
+    with replacing(path, overwrite=True) as part:
+        save_file(tensors, part, metadata={"key": key, "steps": str(steps)})
+
+
+def _restored(path: Path, trained: dict[str, nn.Parameter], optimiser: torch.optim.Optimizer, key: str) -> int:
+    """Put back what `_keep` wrote; how many steps had been done."""
+    try:
+        with safe_open(path, "pt") as file:
+            said = file.metadata() or {}
+            if said.get("key") != key:
+                raise RheoscopeError(f"{path} keeps the distillation of another model, plan or text: name another file")
+            for name, parameter in trained.items():
+                parameter.data.copy_(file.get_tensor(f"parameter {name}"))
+                held = [what for what in ("step", "exp_avg", "exp_avg_sq") if f"{what} {name}" in file.keys()]  # noqa: SIM118
+                if held:
+                    state = {what: file.get_tensor(f"{what} {name}") for what in held}
+                    optimiser.state[parameter] = {
+                        what: value if what == "step" else value.to(parameter) for what, value in state.items()
+                    }
+            return int(said["steps"])
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise RheoscopeError(f"{path} keeps no distillation that can be read: name another file") from error

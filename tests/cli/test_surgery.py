@@ -1,0 +1,135 @@
+"""measure → prescribe → edit → compare, as a person runs them, and what they refuse."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from rheoscope.run import Run
+
+QUICK = ("--window", 32, "--windows", 10, "--windows-per-document", 1)
+BUILT_IN = "builtin:manual"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of the built-in model and one of another."""
+    from .running import run
+
+    folder = tmp_path_factory.mktemp("runs")
+    for name, model in (("a", BUILT_IN), ("b", BUILT_IN), ("c", "builtin:manual-softmax")):
+        windows = ("--windows", 8) if name == "b" else ("--windows", 10)
+        outcome = run(
+            *(folder, "measure", model, "--window", 32, *windows, "--windows-per-document", 1),
+            *("--instruments", "loss,sinks", "--no-nulls", "--out", f"{name}.nc"),
+        )
+        assert outcome.code == 0, outcome
+    return folder
+
+
+def plan_of(path, *edits, **more):
+    path.write_text(yaml.safe_dump({"edits": list(edits), **more}), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def plan(tmp_path):
+    edits = ({"edit": "ConstantHeads", "heads": [[5, 3], [5, 4]]}, {"edit": "DropHeads", "heads": [[2, 4]]})
+    return plan_of(tmp_path / "plan.yaml", *edits)
+
+
+def test_prescribe_writes_a_plan_and_says_how_good_its_predictions_were(command, runs, tmp_path):
+    outcome = command(
+        *("prescribe", runs / "a.nc", *QUICK, "--only", "parallelize", "--max-loss", 0.5, "--out", "p.yaml"),
+        *("--n-random", 2),
+    )
+    assert outcome.code == 0, outcome
+    for words in ("alone", "predicted (sum of the changes alone)", "on other documents", "random plans"):
+        assert words in outcome.out
+    plan = yaml.safe_load((tmp_path / "p.yaml").read_text(encoding="utf-8"))
+    assert plan["model"] == BUILT_IN
+    assert plan["found"]["change_choosing"] <= 0.5
+    assert len(plan["found"]["random_changes_checking"]) == 2
+
+
+def test_edit_carries_out_verifies_and_saves(command, plan, tmp_path):
+    outcome = command("edit", BUILT_IN, plan, *QUICK, "--out", "edited")
+    assert outcome.code == 0, outcome
+    for words in ("KL(original ‖ edited)", "attention parameters", "a random plan", "decode", "refit of layer 5"):
+        assert words in outcome.out
+    folder = tmp_path / "edited"
+    assert {"model.safetensors", "config.json", "plan.yaml", "verification.json"} <= {p.name for p in folder.iterdir()}
+    found = json.loads((folder / "verification.json").read_text(encoding="utf-8"))
+    assert found["parameters"]["after"] < found["parameters"]["before"]
+    assert found["controls"][0]["change_recovered"] is not None
+    again = command("measure", folder, *QUICK, "--instruments", "loss", "--no-nulls", "--out", "after.nc")
+    assert again.code == 0, again
+    kept = yaml.safe_load((folder / "plan.yaml").read_text(encoding="utf-8"))
+    assert len(kept["edits"][0]["constants"]) == 2  # replayable to the number
+
+
+def test_compare_prints_differences_with_errors_and_writes_a_page(command, runs, tmp_path):
+    outcome = command("compare", runs / "a.nc", runs / "b.nc", "--report", "page.html")
+    assert outcome.code == 0, outcome
+    assert "different texts" in outcome.err
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script src" not in page
+    assert "sink mass" in page
+    assert "places beyond 3 errors" in outcome.out
+
+
+def test_losses_on_the_same_text_are_paired_by_document(runs):
+    from rheoscope.report.comparison import compared
+
+    run = Run.load(runs / "a.nc")
+    loss = run["loss"]
+    shift = np.linspace(0.1, 0.2, loss.nll.size)
+    worse = loss.assign(nll=loss.nll + shift, nll_mean=loss.nll_mean + 0.15)
+    comparison = compared(run, Run.of({"loss": worse}, run.provenance))
+    (one,) = [one for one in comparison.differences if one.quantity == "nll_mean"]
+    assert one.paired
+    assert one.change == pytest.approx(float(np.average(shift, weights=loss.tokens)))
+    assert one.se < 0.02 < float(loss.nll_mean_se)
+    assert "sinks" in comparison.left_out
+
+
+REFUSED = {
+    "a plan of another model": ({"edit": "DropAttention", "layers": [1]}, {"shape": {"n_layers": 9}}, "n_layers = 9"),
+    "an unknown edit": ({"edit": "Explode"}, {}, "no edit is called 'Explode'"),
+    "heads out of range": ({"edit": "DropHeads", "heads": [[0, 8]]}, {}, "asked for"),
+    "an edit that cannot be kept": ({"edit": "TopAttention", "k": 3}, {}, "acts through taps only"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_plan_that_cannot_be_carried_out_writes_nothing(command, tmp_path, name):
+    edit, more, sentence = REFUSED[name]
+    outcome = command("edit", BUILT_IN, plan_of(tmp_path / "bad.yaml", edit, **more), *QUICK, "--out", "edited")
+    assert outcome.code == 2, outcome
+    assert sentence in outcome.err.splitlines()[-1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.yaml"]
+
+
+def test_inputs_that_are_missing_or_in_the_way_end_in_one_sentence(command, runs, plan, model, text, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "config.json").write_text("{}", encoding="utf-8")
+    lost = tmp_path / "lost.nc"
+    Run.of({"loss": Run.load(runs / "a.nc")["loss"]}, {"model": {"ref": "builtin:gone"}}).save(lost)
+    cases = {
+        ("edit", BUILT_IN, plan, "--out", "full"): "exists",
+        ("edit", BUILT_IN, "nowhere.yaml", "--out", "e"): "cannot be read as a plan",
+        ("edit", model, plan_of(tmp_path / "p.yaml", {"edit": "DropAttention", "layers": [1]}), "--text", text)
+        + ("--window", 29, "--out", "e"): "1 document",
+        ("prescribe", lost, "--text", text): "gone",
+        ("prescribe", runs / "c.nc", "--model", BUILT_IN, *QUICK): "give the run of this model",
+        ("prescribe", runs / "a.nc", *QUICK, "--only", "burn"): "kind 'burn'",
+        ("compare", runs / "a.nc", lost.with_name("gone.nc")): "no file",
+    }
+    before = sorted(tmp_path.rglob("*"))
+    for arguments, sentence in cases.items():
+        outcome = command(*arguments)
+        assert outcome.code == 2, outcome
+        assert sentence in outcome.err.splitlines()[-1], outcome
+        assert "Traceback" not in outcome.err
+        assert sorted(tmp_path.rglob("*")) == before
