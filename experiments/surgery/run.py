@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,15 @@ from rheoscope.corpus import Corpus
 from rheoscope.models.load import load
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.candidates import Candidate, attention_parameters, candidates
+from rheoscope.surgery.clock import latencies
 from rheoscope.surgery.effects import loss_change, window_losses
 from rheoscope.surgery.greedy import Bounds, alone, edits_of, greedy, random_choice
 from rheoscope.surgery.passes import Passes
 from rheoscope.surgery.recover import refit, refitted
 from rheoscope.surgery.redundancy import lost_with_groups
+from rheoscope.surgery.restructure import restructured
 from rheoscope.surgery.sink_effects import head_means
+from rheoscope.surgery.sizes import flops_per_token, parameters
 
 
 def main() -> None:
@@ -79,6 +83,8 @@ class Curves:
             self.point("measured", choice.chosen[:size], predicted=predicted_of(choice.steps[:size]))
             for number, drawn in enumerate(randoms):
                 self.point(f"random {number}", drawn[:size])
+        for size in config["sizes"]:
+            self.clock("measured", choice.chosen[:size])
 
     def point(self, name: str, chosen: Sequence[Candidate], **more: Any) -> None:
         """Loss change on the checking text by some candidates, as they are and after the refit."""
@@ -102,15 +108,37 @@ class Curves:
                 after = window_losses(self.view, self.texts["checking"], edits, progress=show)
             self.keep(about | {"recovery": "refit", "refit_seconds": seconds}, after, fits)
 
+    def clock(self, name: str, chosen: Sequence[Candidate]) -> None:
+        """Sizes and times of a restructured model beside the original, in turns."""
+        size = len(chosen)
+        if (name, size, "clock") in self.points:
+            return
+        edited = restructured(self.view, edits_of(chosen))
+        sides = ((self.view.model, self.view.blocks), (edited, edited.blocks))
+        family, length = self.view.family, self.texts["checking"].window
+        point = {
+            "choice": name,
+            "size": size,
+            "recovery": "clock",
+            "parameters": [parameters(model) for model, _ in sides],
+            "flops": [flops_per_token(model, blocks, family, length=length) for model, blocks in sides],
+            "latencies": [asdict(one) for one in latencies(self.view.model, edited, **self.config["clock"])],
+        }
+        self.write(point)
+
     def keep(self, point: dict[str, Any], after: Any, fits: Sequence[Any]) -> None:
         """Write one point down."""
         change = loss_change(after, self.check.losses(task="unedited"))
         point |= {"change": float(change.value), "se": float(change.se), "n": int(change.n)}
         point["fits"] = [[fit.layer, fit.strength, fit.error_before, fit.error_after] for fit in fits]
+        self.write(point)
+        print({key: point[key] for key in ("choice", "size", "recovery", "change", "se")}, flush=True)
+
+    def write(self, point: dict[str, Any]) -> None:
+        """Add a point to the file."""
         self.points[point["choice"], point["size"], point["recovery"]] = point
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(point) + "\n")
-        print({key: point[key] for key in ("choice", "size", "recovery", "change", "se")}, flush=True)
 
 
 def predicted_of(steps: Sequence[Any]) -> dict[str, float]:

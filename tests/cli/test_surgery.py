@@ -116,11 +116,11 @@ def test_inputs_that_are_missing_or_in_the_way_end_in_one_sentence(command, runs
     (tmp_path / "full" / "config.json").write_text("{}", encoding="utf-8")
     lost = tmp_path / "lost.nc"
     Run.of({"loss": Run.load(runs / "a.nc")["loss"]}, {"model": {"ref": "builtin:gone"}}).save(lost)
+    gone = plan_of(tmp_path / "p.yaml", {"edit": "DropAttention", "layers": [1]})
     cases = {
         ("edit", BUILT_IN, plan, "--out", "full"): "exists",
         ("edit", BUILT_IN, "nowhere.yaml", "--out", "e"): "cannot be read as a plan",
-        ("edit", model, plan_of(tmp_path / "p.yaml", {"edit": "DropAttention", "layers": [1]}), "--text", text)
-        + ("--window", 29, "--out", "e"): "1 document",
+        ("edit", model, gone, "--text", text, "--window", 29, "--out", "e"): "1 document",
         ("prescribe", lost, "--text", text): "gone",
         ("prescribe", runs / "c.nc", "--model", BUILT_IN, *QUICK): "give the run of this model",
         ("prescribe", runs / "a.nc", *QUICK, "--only", "burn"): "kind 'burn'",
