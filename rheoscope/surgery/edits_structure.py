@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rheoscope.errors import Refused
 from rheoscope.models.interface import Tap
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.edits import Edit
@@ -51,6 +52,9 @@ class ShrinkHeads(Edit):
     rank: int = 2
 
     def taps(self, view: ModelView) -> Mapping[str, Tap]:
+        gone = [layer for layer in self.chosen(view) if not view.sizes[layer].n_heads]
+        if gone:
+            raise Refused(f"narrower q and k asked for in layers {gone}; no attention is left there: leave them out")
         layouts = {layer: layout_of(view.blocks[layer], view.family) for layer in self.chosen(view)}
         for layer, layout in layouts.items():
             refuse_shrink(layout, view.config, self.rank, f"layer {layer}")

@@ -57,12 +57,12 @@ def refuse_edits(view: ModelView, edits: Sequence[Edit]) -> None:
             f"edits asked to be kept in a {view.model_type}, which has no row in rheoscope/models/families.py: "
             "use a family of docs/families.md"
         )
-    gathered(edits, view.n_layers)
     for edit in edits:
         edit.chosen(view)
         edit.taps(view)
         if isinstance(edit, Linearize):
             _refuse_linear(view, edit)
+    gathered(edits, view.n_layers)
 
 
 def _refuse_linear(view: ModelView, edit: Linearize) -> None:
