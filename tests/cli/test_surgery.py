@@ -121,9 +121,9 @@ def test_inputs_that_are_missing_or_in_the_way_end_in_one_sentence(command, runs
         ("edit", BUILT_IN, plan, "--out", "full"): "exists",
         ("edit", BUILT_IN, "nowhere.yaml", "--out", "e"): "cannot be read as a plan",
         ("edit", model, gone, "--text", text, "--window", 29, "--out", "e"): "1 document",
-        ("prescribe", lost, "--text", text): "gone",
-        ("prescribe", runs / "c.nc", "--model", BUILT_IN, *QUICK): "give the run of this model",
-        ("prescribe", runs / "a.nc", *QUICK, "--only", "burn"): "kind 'burn'",
+        ("prescribe", lost, "--text", text, "--out", "q.yaml"): "gone",
+        ("prescribe", runs / "c.nc", "--model", BUILT_IN, *QUICK, "--out", "q.yaml"): "give the run of this model",
+        ("prescribe", runs / "a.nc", *QUICK, "--only", "burn", "--out", "q.yaml"): "kind 'burn'",
         ("compare", runs / "a.nc", lost.with_name("gone.nc")): "no file",
     }
     before = sorted(tmp_path.rglob("*"))

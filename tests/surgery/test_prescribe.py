@@ -85,7 +85,7 @@ def test_a_limit_that_nothing_keeps_to_is_refused(texts):
     with pytest.raises(RheoscopeError, match="above 0"):
         prescribe(view, *texts, limit=0.0)
     with pytest.raises(RheoscopeError, match="the cheapest of 6 edits alone costs"):
-        prescribe(view, *texts, limit=1e-9, only=["parallelize"])
+        prescribe(view, *texts, limit=1e-9, only=["linearize"])
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "gpt_neox"])

@@ -71,8 +71,8 @@ def test_sizes_are_counted(view, edited, found):
 
 
 def test_operations_are_those_of_the_matrices_and_of_the_mixing(view, edited):
-    block = 2 * 43 * 60 + 2 * 43 * 20 + 3 * 43 * 37  # q and o, k and v, gate and up and down
-    expected = 2 * (3 * block + 61 * 43) + 3 * 2 * 60 * (29 + 1)
+    block = 2 * 42 * 60 + 2 * 42 * 20 + 3 * 42 * 37  # q and o, k and v, gate and up and down
+    expected = 2 * (3 * block + 61 * 42) + 3 * 2 * 60 * (29 + 1)
     assert flops_per_token(view.model, view.blocks, view.family, length=29) == expected
     cut = expected - 2 * saving(view, EDIT) - 2 * 30 * (29 + 1)
     assert flops_per_token(edited, edited.blocks, view.family, length=29) == cut
