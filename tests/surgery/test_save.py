@@ -64,7 +64,7 @@ class Broken:
     [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left on device"), RheoscopeError)],
 )
 def test_an_interruption_or_a_full_disk_leaves_nothing_behind(model, tmp_path, error, expected):
-    with pytest.raises(expected, match="" if expected is KeyboardInterrupt else "No space left on device"):
+    with pytest.raises(expected, match=None if expected is KeyboardInterrupt else "No space left"):
         save_edited(model, Broken(error), tmp_path / "edited")
     assert os.listdir(tmp_path) == []
     folder = save_edited(model, None, tmp_path / "edited", files={"kept.txt": "kept"})
