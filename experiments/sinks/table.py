@@ -9,6 +9,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import spearmanr
+
+from rheoscope.run import Run
 
 
 def main() -> None:
@@ -20,6 +23,7 @@ def main() -> None:
     passes = {entry["name"]: entry for entry in map(json.loads, lines)}
     sets(passes)
     heads(passes, options.tolerance)
+    predictors(passes, Run.load(Path(options.folder) / "readings.nc"))
 
 
 def sets(passes: dict[str, dict]) -> None:
@@ -49,6 +53,22 @@ def heads(passes: dict[str, dict], tolerance: float) -> None:
         costs = np.array([entry["loss"] for entry in of_kind.values()])
         print(f"\n{kind}: {len(found)} of {len(of_kind)} heads at most {tolerance} nats dearer: {', '.join(found)}")
         print(f"median cost of one head {np.median(costs):.4f}, 90th percentile {np.quantile(costs, 0.9):.4f}")
+
+
+def predictors(passes: dict[str, dict], run: Run) -> None:
+    """Rank correlation of readings with what one head made constant costs; interval by resampling heads, seed 0."""
+    data = run["sinks"]
+    costs = {name.split()[1]: entry["loss"] for name, entry in passes.items() if name.endswith(" constant")}
+    pairs = [tuple(map(int, pair.split("."))) for pair in costs]
+    generator = np.random.default_rng(0)
+    drawn = generator.integers(0, len(pairs), (1000, len(pairs)))
+    for name in ("sink_mass", "value_ratio", "diagonal_mass", "previous_mass"):
+        values, cost = np.array([float(data[name].values[pair]) for pair in pairs]), np.array(list(costs.values()))
+        low, high = np.quantile([spearmanr(values[rows], cost[rows]).statistic for rows in drawn], [0.025, 0.975])
+        middle = spearmanr(values, cost).statistic
+        print(
+            f"{name} and the cost of one constant head, {len(pairs)} heads: {middle:+.2f} ({low:+.2f} to {high:+.2f})"
+        )
 
 
 def _with_spread(entries: list[dict], part: str) -> str:
