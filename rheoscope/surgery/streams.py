@@ -48,6 +48,8 @@ class Streams:
             caught: dict[str, Tensor] = {}
             with ExitStack() as undo:
                 undo.enter_context(self._running(first, layer))
+                # by our attention, in which rows of padding that see nothing are 0 and not NaN
+                undo.enter_context(self.view.tapped({"attention": lambda _layer, _attention: None}))
                 start = self.kept[number]
                 if start is not None:
                     taps = {"resid_pre": lambda _layer, x, start=start: start.to(x)}

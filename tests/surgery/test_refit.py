@@ -90,7 +90,7 @@ def test_streams_in_parts_are_those_of_whole_passes(name):
     def keep(layer, x):
         seen[layer] = x.clone()
 
-    with torch.no_grad(), view.tapped({"resid_pre": keep}):
+    with torch.no_grad(), view.tapped({"resid_pre": keep, "attention": lambda _layer, _attention: None}):
         view.forward(torch.tensor(corpus.tokens, dtype=torch.int64), valid_of(corpus))
     streams = Streams(view, corpus, batch_size=3)
     for layer in (0, 1, 1, 2):
