@@ -62,10 +62,10 @@ def markdown(headings: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows)]
 
 
-def with_error(values: list[float] | Float64[np.ndarray, " seed"], digits: int = 3) -> str:
-    """Mean and standard error over seeds; one seed has none."""
-    mean = f"{np.mean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1) / math.sqrt(len(values)):.{digits}f}"
+def with_error(values: list[float] | Float64[np.ndarray, " seed"], sign: str = "") -> str:
+    """Mean and standard error over seeds; one seed has none. `sign` "+" for changes."""
+    mean = f"{np.mean(values):{sign}.3f}"
+    return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1) / math.sqrt(len(values)):.3f}"
 
 
 def losses(readings: Readings) -> list[str]:
@@ -133,7 +133,7 @@ def gates(readings: Readings) -> list[str]:
             errors = [window_error(one[reading], other[reading]) for one, other in pairs]
             by_seed = ", ".join(f"{change:+.3f} ± {error:.3f}" for change, error in zip(changes, errors, strict=True))
             cells.append(with_error([np.mean(one[reading]) for one, _ in pairs]))
-            cells += ["", ""] if name == "softmax" else [with_error(changes), by_seed]
+            cells += ["", ""] if name == "softmax" else [with_error(changes, "+"), by_seed]
         rows.append([name, *cells, f"{max(one['leak'] for one, _ in pairs):.1e}"])
     headings = ["kind", "whole window", "against softmax", "by seed ± windows", "past alone", "against softmax",
                 "by seed ± windows", "leak"]  # fmt: skip
@@ -160,7 +160,7 @@ def allocation(readings: Readings) -> list[str]:
             name,
             ", ".join(map(str, one["recipe"]["head_dims"])),
             f"-{saved:.1%}",
-            with_error(changes),
+            with_error(changes, "+"),
             ", ".join(f"{change:+.3f}" for change in changes),
             f"{np.expm1(changes.mean()):+.1%}",
         ])  # fmt: skip
