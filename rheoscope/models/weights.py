@@ -176,6 +176,7 @@ class HeadWeights:
 
     def _split(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """W_Q, W_K, W_V as [its own heads, d_model, d_head]."""
+        self._size(layer)  # refused where there is no attention
         family = self.view.family
         if family.qkv is None:
             weights = [self._in_out(self.view.part(layer, path)) for path in (family.q, family.k, family.v)]
