@@ -60,6 +60,7 @@ def ranks_over_training(curves: dict[str, list[pd.DataFrame]]) -> go.Figure:
                     x=middle.index,
                     y=middle,
                     name=label,
+                    mode="lines",
                     line={"color": at_depth(layer / (N_LAYERS - 1)), "dash": dash},
                     showlegend=column == 1,
                 )
@@ -67,7 +68,7 @@ def ranks_over_training(curves: dict[str, list[pd.DataFrame]]) -> go.Figure:
     figure.update_yaxes(type="log", tickvals=[2, 4, 8, 16, 32, 64])
     figure.update_yaxes(title="singular values that hold 90 %", col=1)
     figure.update_xaxes(title="step")
-    return figure
+    return figure.update_layout(margin_t=100, legend_y=1.12)
 
 
 def loss_by_position(readings: Readings) -> go.Figure:
@@ -100,7 +101,8 @@ def linear_layers(edited: Readings) -> go.Figure:
         spread = {"array": change.max(0) - mean, "arrayminus": mean - change.min(0)}
         layers = [0, *found[0]["n_linear"]]
         figure.add_scatter(x=layers, y=mean, error_y=spread, name=name, mode="lines+markers")
-    return figure.update_layout(xaxis_title="layers made linear, from the first", yaxis_title="loss change, nats/byte")
+    figure.update_xaxes(title="layers made linear, from the first", dtick=1)
+    return figure.update_yaxes(title="loss change, nats/byte")
 
 
 def sizes_and_losses(readings: Readings) -> go.Figure:
