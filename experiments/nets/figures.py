@@ -49,7 +49,7 @@ def main() -> None:
 
 def ranks_over_training(curves: dict[str, list[pd.DataFrame]]) -> go.Figure:
     """k90 of S by layer over training, one panel per network; dashed: without the bias of keys. Median of the seeds."""
-    figure = make_subplots(1, len(curves), shared_yaxes=True, subplot_titles=list(curves), horizontal_spacing=0.02)
+    figure = make_subplots(1, len(curves), shared_yaxes=True, subplot_titles=list(curves), horizontal_spacing=0.04)
     for column, frames in enumerate(curves.values(), 1):
         for layer in range(N_LAYERS):
             for reading, dash in (("routing_k90", "solid"), ("routing_k90_gauge_removed", "dash")):
