@@ -71,7 +71,7 @@ def test_neither_importing_rheoscope_nor_its_command_line_imports_torch():
 
 def test_ctrl_c_in_the_middle_leaves_no_file_and_exit_code_130(model, text, tmp_path):
     long = tmp_path / "long.txt"
-    long.write_text(text.read_text() * 600)
+    long.write_text(text.read_text() * 200)
     options = ("--instruments", "loss", "--window", 40, "--windows", 0, "--batch-size", 1)
     arguments = ("-m", "rheoscope", "measure", model, "--text", long, "--out", tmp_path / "run.nc", *options)
     with python(*arguments) as process:
