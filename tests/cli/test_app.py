@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -15,10 +16,12 @@ COMMANDS = ("check", "measure", "report", "models")
 
 
 def python(*arguments):
-    """A fresh interpreter on one thread."""
+    """A fresh interpreter on one thread, which heeds Ctrl-C even where the tests run in the background."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, *map(str, arguments)], env=environment, text=True, **pipes)
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, text=True, preexec_fn=heeding, **pipes)
 
 
 def test_help_lists_every_command_with_what_it_does(command):

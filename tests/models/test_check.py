@@ -143,7 +143,7 @@ def test_the_row_is_not_wrong_to_begin_with():
 
 
 def test_keys_and_values_tiled_over_a_group_are_found(monkeypatch):
-    def tiled(self, per_group, dim=0):
+    def tiled(self, layer, per_group, dim=0):
         times = [1] * per_group.dim()
         times[dim] = self.view.n_heads // self.view.n_kv_heads
         return per_group.repeat(*times)
