@@ -10,17 +10,14 @@ windows.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
-import torch
 import xarray as xr
-from text import finished, parted
+from text import each_finished, parted
 
 import rheoscope
 from rheoscope.corpus import Corpus
-from rheoscope.nets.folder import write_text
 from rheoscope.surgery.calibration import calibrated
 from rheoscope.surgery.passes import Passes
 from rheoscope.surgery.score_curves import linearisation_curve, score_edit_table, truncation_curve
@@ -32,23 +29,14 @@ KINDS = ("softmax", "sd")
 
 def main() -> None:
     """Measure what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", type=Path)
-    parser.add_argument("--text", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    for name, record in finished(arguments.runs).items():
-        path = arguments.out / f"{name}.json"
-        recipe = record["recipe"]
-        if recipe["kind"] in KINDS and recipe["head_dims"] is None and not path.exists():
-            write_text(path, json.dumps(edited_losses(arguments.runs / name, arguments)) + "\n")
-            print(name, flush=True)
+    each_finished(__doc__, edited_losses)
 
 
-def edited_losses(folder: Path, arguments: argparse.Namespace) -> dict:
-    """Loss change of one network under every edit."""
+def edited_losses(folder: Path, record: dict, arguments: argparse.Namespace) -> dict | None:
+    """Loss change of one network under every edit; None for those that are not edited."""
+    recipe = record["recipe"]
+    if recipe["kind"] not in KINDS or recipe["head_dims"] is not None:
+        return None
     view = rheoscope.load(folder)
     training, held_out = parted(folder, arguments.text)
     calibration = calibrated(view, spaced(training, CALIBRATION))

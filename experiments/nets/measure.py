@@ -10,17 +10,15 @@ network is given the tokens before it and nothing else, as in writing, on the fi
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
-from text import baselines, finished, parted
+from text import baselines, each_finished, parted
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rheoscope.nets.decoder import RheoscopeForCausalLM
-from rheoscope.nets.folder import write_text
 from rheoscope.nets.kinds import SelfAttention
 
 PREFIX_WINDOWS = 32
@@ -30,25 +28,14 @@ GATED = ("softmax", "ega", "ega_published")
 
 def main() -> None:
     """Measure what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", type=Path)
-    parser.add_argument("--text", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    for name, record in finished(arguments.runs).items():
-        path = arguments.out / f"{name}.json"
-        if not path.exists():
-            write_text(path, json.dumps(measured(arguments.runs / name, record, arguments.text)) + "\n")
-            print(name, flush=True)
+    each_finished(__doc__, measured)
 
 
 @torch.inference_mode()
-def measured(folder: Path, record: dict, text: str) -> dict:
+def measured(folder: Path, record: dict, arguments: argparse.Namespace) -> dict:
     """Shape and losses of one network."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    training, held_out = parted(folder, text)
+    training, held_out = parted(folder, arguments.text)
     tokens = torch.from_numpy(held_out.tokens).long()
     readings = {
         "recipe": record["recipe"],

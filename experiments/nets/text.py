@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from transformers import AutoTokenizer
 
 from rheoscope.corpus import Corpus, read
-from rheoscope.nets.folder import RECORD
+from rheoscope.nets.folder import RECORD, write_text
 from rheoscope.nets.recipe import Recipe
 from rheoscope.nets.train import divided
 
@@ -26,6 +29,23 @@ def finished(runs: Path) -> dict[str, dict]:
     """Record of every finished network in a folder, by NAME-SEED."""
     records = {path.parent.name: record_in(path.parent) for path in sorted(runs.glob(f"*/{RECORD}"))}
     return {name: record for name, record in records.items() if "finished" in record}
+
+
+def each_finished(description: str, reading: Callable[[Path, dict, argparse.Namespace], dict | None]) -> None:
+    """The command line of a reading: one JSON file of every finished network that it reads and that has none yet."""
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    for name, record in finished(arguments.runs).items():
+        path = arguments.out / f"{name}.json"
+        found = None if path.exists() else reading(arguments.runs / name, record, arguments)
+        if found is not None:
+            write_text(path, json.dumps(found) + "\n")
+            print(name, flush=True)
 
 
 def parted(folder: Path, text: str) -> tuple[Corpus, Corpus]:

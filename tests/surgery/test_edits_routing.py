@@ -4,9 +4,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 import naive_scores as naive
-import numpy as np
 import pytest
 import torch
+from scored import fitted, passed, text, view_of
 
 from rheoscope.corpus import batches
 from rheoscope.errors import Refused, RheoscopeError
@@ -14,35 +14,16 @@ from rheoscope.instruments.engine import run_pass
 from rheoscope.instruments.loss import Loss
 from rheoscope.instruments.routing.routing import Routing
 from rheoscope.models.view import ModelView
-from rheoscope.surgery.calibration import calibrated
 from rheoscope.surgery.edits import edited
 from rheoscope.surgery.edits_linear import Linearize
 from rheoscope.surgery.edits_routing import FilterOff, FilterScalar, KeyBiasRouting, TruncateFiltering, TruncateRouting
-from tests.instruments.texts import corpus_of, random_corpus
-from tests.nets.models import tiny as tiny_net
+from tests.instruments.texts import corpus_of
 from tests.tiny import CAUSAL, LENGTH, Float64Throughout, input_ids, tiny
 
 # grouped keys; soft-cap and windows; learned sinks; partial RoPE in parallel; scale by layer; QK-norm; S-D; both ways
 FAMILIES = ("llama", "gemma2", "gpt_oss", "gpt_neox", "gpt2:by-layer-scale", "qwen3", "sd", "sd rotary", "bert")
 STANDARD = tuple(name for name in FAMILIES if not name.startswith("sd"))
 EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")  # tokens are sorted by expert, so sums of the others may round anew
-
-
-def view_of(name):
-    model = tiny_net("sd", positions="rotary" if "rotary" in name else "learned") if name[:2] == "sd" else tiny(name)
-    with Float64Throughout():
-        return ModelView(model)
-
-
-def fitted(view, corpus=None):
-    with Float64Throughout():
-        return calibrated(view, corpus or text(view), batch_size=5)
-
-
-def text(view, **shape):
-    """Random tokens that every vocabulary has."""
-    corpus = random_corpus(**shape)
-    return replace(corpus, tokens=corpus.tokens % view.model.config.vocab_size)
 
 
 def edits_of(view, calibration):
@@ -55,20 +36,6 @@ def edits_of(view, calibration):
         FilterOff(),
         KeyBiasRouting(calibration=calibration),
     ]
-
-
-@torch.no_grad()
-def passed(view, tokens, *edits, valid=None):
-    """Logits, and copies of every layer's attention call, under edits."""
-    calls = []
-
-    def keep(_layer, attention):
-        part = replace(attention)
-        part._scores = attention.scores.clone()
-        calls.append(part)
-
-    with Float64Throughout(), edited(view, *edits), view.tapped({"attention": keep}):
-        return view.forward(tokens, valid), calls
 
 
 def each_head(call):
@@ -105,19 +72,6 @@ def test_scores_are_those_of_the_literal_formulas(name):
                     "key bias": F + naive.gauge(q, k, call.scale, mean[:d], mean[d:]),
                 }[kind]
                 torch.testing.assert_close(call.scores[window, head], expected, rtol=0, atol=1e-10, msg=kind)
-
-
-def test_means_of_a_calibration_are_those_of_the_tokens_that_are_no_padding():
-    view, totals, n = view_of("sd"), 0, 0
-    corpus = text(view)
-    calibration = fitted(view, corpus)
-    for row, length in zip(corpus.tokens, corpus.lengths, strict=True):
-        _, calls = passed(view, torch.tensor(row[:length], dtype=torch.int64)[None])
-        totals = totals + np.stack([-call.bias.diagonal(dim1=-2, dim2=-1).sum((0, 2)).numpy() for call in calls])
-        n += length
-    assert calibration.n_tokens == n
-    np.testing.assert_allclose(calibration.damping, totals / n, rtol=1e-12)
-    assert (calibration.damping > 0).all()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox", "sd"])
@@ -301,12 +255,3 @@ def test_routing_is_not_read_off_q_and_k_where_other_scores_act():
             run_pass(view, batches(corpus, 4), [Routing(view, corpus)])
     with Float64Throughout(), edited(view, FilterOff(layers=(1,))):
         run_pass(view, batches(corpus, 4), [Loss(view, corpus)])
-
-
-def test_a_calibration_is_written_down_as_its_hash():
-    view = view_of("llama")
-    one, two = fitted(view), fitted(view)
-    assert repr(one) == repr(two)
-    assert repr(TruncateRouting(calibration=one)) == repr(TruncateRouting(calibration=two))
-    assert repr(fitted(view, text(view, seed=5))) != repr(one)
-    assert len(repr(one)) < 100
