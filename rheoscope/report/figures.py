@@ -231,10 +231,6 @@ def heat_map(dataset: xr.Dataset, name: str, *, centre: Level | None = None) -> 
         yaxis=rows_downwards("head", values["head"].values),
         margin={"t": 62 if centre is None else 78},
     )
-    # beside a colour bar plotly lifts the title of an axis onto its numbers: written by hand it stays below them
-    below = {"xref": "paper", "x": 0.5, "yref": "paper", "y": 0, "yshift": -30, "yanchor": "top", "showarrow": False}
-    figure.add_annotation(name="xaxis", text=figure.layout.xaxis.title.text, font={"size": 13}, **below)
-    figure.update_xaxes(title=None)
     figure.add_trace(
         go.Heatmap(
             x=values["layer"].values,

@@ -20,14 +20,22 @@
     return Object.fromEntries(Object.entries(part).map(([name, item]) => [name, dressed(item, name)]));
   };
 
+  // Beside a colour bar plotly lifts the title of the horizontal axis onto its numbers: it goes back to its place.
+  const settle = (chart) => {
+    for (const title of chart.querySelectorAll(".xtitle, .x2title")) {
+      if (/translate\(0, ?-/.test(title.getAttribute("transform") ?? "")) title.removeAttribute("transform");
+    }
+  };
+
   const draw = (panel) => {
     const figure = data.figures[panel.id][Number(panel.dataset.view || 0)];
     const layout = dressed({ ...figure.layout, template: data.template });
     layout.dragmode = coarse.matches ? false : "zoom";
     const chart = panel.querySelector(".chart");
     chart.style.minHeight = `${layout.height}px`;
+    const first = !panel.dataset.drawn;
     panel.dataset.drawn = "yes";
-    return Plotly.react(chart, dressed(figure.data), layout, {
+    const drawn = Plotly.react(chart, dressed(figure.data), layout, {
       responsive: true,
       displaylogo: false,
       // Left on, plotly offers a button that uploads the figure's data to its maker.
@@ -36,6 +44,8 @@
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
       toImageButtonOptions: { filename: panel.id, scale: 2 },
     });
+    if (first) chart.on("plotly_afterplot", () => settle(chart));
+    return drawn.then(() => settle(chart));
   };
 
   const show = (panel, view) => {

@@ -131,8 +131,7 @@ def test_a_run_that_lacks_a_quantity_leaves_its_panel_out(run):
 def test_every_axis_has_a_title(figures):
     for views in figures.values():
         for view in views:
-            by_hand = {note.get("name"): note["text"] for note in view["layout"].get("annotations", ())}
             for axis in ("xaxis", "yaxis"):
-                assert by_hand.get(axis) or view["layout"][axis]["title"]["text"]
+                assert view["layout"][axis]["title"]["text"]
             for trace in view["data"]:
                 assert "hovertemplate" in trace or trace["hoverinfo"] == "skip"

@@ -195,10 +195,9 @@ def test_every_figure_is_drawn_by_hand_over_text_or_is_marked_as_without(figures
 def test_every_axis_has_a_title_with_its_unit(figures):
     for name, views in figures.items():
         for view in views:
-            by_hand = {note.get("name"): note["text"] for note in view["layout"].get("annotations", ())}
             for axis in ("xaxis", "yaxis"):
                 if axis in view["layout"]:
-                    assert by_hand.get(axis) or view["layout"][axis]["title"]["text"], name
+                    assert view["layout"][axis]["title"]["text"], name
     by_document = figures["loss-which-documents-are-hard"][1]["layout"]
     assert by_document["yaxis"]["title"]["text"] == "loss of a document (nats/token)"
 
