@@ -43,11 +43,8 @@ def experiment(monkeypatch):
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_text(
-        "\n\n".join(
-            f"the cat sat on the mat number {k}, and on the next one, and on all the others too" for k in range(16)
-        )
-    )
+    lines = (f"{k * k} cats of number {k} sat on the mat {k} and on the next one {k}" for k in range(16))
+    path.write_text("\n\n".join(lines))
     return path
 
 
