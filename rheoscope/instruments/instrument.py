@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
 from rheoscope.corpus import Batch, Corpus
+from rheoscope.errors import RheoscopeError
 from rheoscope.models.attention import Attention
 from rheoscope.models.view import ModelView
+from rheoscope.stats import state_of, take_in
+from rheoscope.stats.kept import Law
 
 
 @dataclass
@@ -48,12 +51,15 @@ class Instrument(ABC):
         Options: frozen dataclass of its choices, each with the default; recorded in the run.
         sites: what `observe` needs: names of LayerSites, plus `attn_probs` if it reads attention maps on every window.
         reads_output: whether `observe_output` needs logits; the head is not run where nobody does.
+        kept: what it gathers, attribute → law of merging, so that a run can be kept, resumed and shared out
+            (`rheoscope.stats.kept`). Everything that changes between two batches must be in it.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type]
     sites: ClassVar[frozenset[str]] = frozenset()
     reads_output: ClassVar[bool] = False
+    kept: ClassVar[Mapping[str, Law]] = {}
 
     def __init__(self, view: ModelView, corpus: Corpus, options: Any = None):
         """Raises Refused where the model cannot be read this way, RheoscopeError for options that do not fit."""
@@ -65,6 +71,15 @@ class Instrument(ABC):
 
     def observe_output(self, output: Float[Tensor, "batch position out"], batch: Batch) -> None:  # noqa: B027
         """Reduce the model's output (logits) for one batch of windows."""
+
+    def merge(self, other: Self) -> None:
+        """Add what another has seen of the same corpus with the same options: other windows than this one."""
+        alike = type(self) is type(other) and self.options == other.options
+        if not alike or self.corpus.hash != other.corpus.hash:
+            raise RheoscopeError(
+                f"a merge of {self.name} of two texts or two sets of options was asked; measure them alike"
+            )
+        take_in(self, dict(state_of(other)))
 
     @abstractmethod
     def finalize(self) -> xr.Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ class Loss(Instrument):
 
     name = "loss"
     reads_output = True
+    kept: ClassVar = dict.fromkeys(("window_nll", "window_tokens", "position_nll", "position_tokens"), np.add)
 
     @dataclass(frozen=True)
     class Options:
@@ -50,11 +52,6 @@ class Loss(Instrument):
         self.window_tokens[windows] = scored.sum(1)
         self.position_nll[1:] += nll.sum(0)
         self.position_tokens[1:] += scored.sum(0)
-
-    def merge(self, other: Loss) -> None:
-        """Add what another process has seen of the same corpus: other windows than this one."""
-        for part in ("window_nll", "window_tokens", "position_nll", "position_tokens"):
-            getattr(self, part).__iadd__(getattr(other, part))
 
     def finalize(self) -> xr.Dataset:
         seen = self.window_tokens > 0

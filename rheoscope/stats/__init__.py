@@ -13,5 +13,10 @@ from rheoscope.stats.estimates import Interval as Interval
 from rheoscope.stats.estimates import bootstrap_ratio as bootstrap_ratio
 from rheoscope.stats.estimates import paired_difference as paired_difference
 from rheoscope.stats.estimates import ratio_of_sums as ratio_of_sums
+from rheoscope.stats.kept import OWN as OWN
+from rheoscope.stats.kept import filled as filled
+from rheoscope.stats.kept import restore as restore
+from rheoscope.stats.kept import state_of as state_of
+from rheoscope.stats.kept import take_in as take_in
 from rheoscope.stats.lags import lag_counts as lag_counts
 from rheoscope.stats.lags import lag_sums as lag_sums

@@ -195,7 +195,7 @@ def test_beyond_the_budget_parts_still_merge_within_the_stated_energy():
     left, right = (LeadingSubspace(60, len(ENTRIES), rank=10) for _ in range(2))
     left.update(np.arange(25), packed[:25])
     right.update(np.arange(25, 60), packed[25:])
-    right.merge(left)
+    right.take_in(left.state())
     whole, _ = ensembles(fields, rank=10)
     exact, found = whole.ensemble(), right.ensemble()
     assert found.n == 60

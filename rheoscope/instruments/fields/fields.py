@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import xarray as xr
@@ -27,6 +28,7 @@ from rheoscope.instruments.instrument import Instrument, LayerSites, Pass
 from rheoscope.instruments.sampling import spread
 from rheoscope.models.untrained import untrained
 from rheoscope.models.view import ModelView
+from rheoscope.stats import OWN
 
 FEWEST_SNAPSHOTS = 8
 SHORTEST_WINDOW = 16
@@ -38,6 +40,7 @@ class Fields(Instrument):
 
     name = "fields"
     sites = frozenset({"attention", "attn_probs"})
+    kept: ClassVar = {"layers": OWN}
 
     @dataclass(frozen=True)
     class Options:
@@ -124,13 +127,6 @@ class Fields(Instrument):
 
     def observe(self, layer: int, sites: LayerSites, batch: Batch) -> None:
         self.layers[layer].observe(sites.attention.probs, batch.windows.numpy())
-
-    def merge(self, other: Fields) -> None:
-        """Add what another process has seen of the same corpus with the same options: other windows than this one."""
-        if self.options != other.options or self.corpus.hash != other.corpus.hash:
-            raise RheoscopeError("a merge of fields of two texts or two sets of options was asked; measure them alike")
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.merge(theirs)
 
     def finalize(self) -> xr.Dataset:
         """Readings of the shared pass. Layers are read one by one, so only one is ever held in float64."""

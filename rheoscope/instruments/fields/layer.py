@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
@@ -13,7 +15,7 @@ from rheoscope.instruments.fields.ensemble import Design, Readings, ensemble_rea
 from rheoscope.instruments.fields.entries import Entries
 from rheoscope.instruments.fields.snapshots import AllSnapshots, Ensemble, LeadingSubspace, Snapshots
 from rheoscope.instruments.fields.wavelets import Morlet, RowEnergies, between_steps
-from rheoscope.stats import RatioOfSums
+from rheoscope.stats import OWN, RatioOfSums
 from rheoscope.stats.estimates import quotient
 
 HEAD_READINGS = ("h_star", "beta", "intensity")
@@ -21,6 +23,10 @@ HEAD_READINGS = ("h_star", "beta", "intensity")
 
 class Layer:
     """What is kept of one layer between batches: mergeable, and bounded by the budget."""
+
+    kept: ClassVar = dict.fromkeys(("snapshots", "profiles", "scale_energy"), OWN) | dict.fromkeys(
+        ("by_lag", "by_row", "n_transformed"), np.add
+    )
 
     def __init__(
         self,
@@ -73,14 +79,6 @@ class Layer:
         self.by_lag += by_lag.sum(0)
         self.by_row += by_row.sum(0)
         self.n_transformed += len(rows)
-
-    def merge(self, other: Layer) -> None:
-        for mine, theirs in zip(self.snapshots, other.snapshots, strict=True):
-            mine.merge(theirs)
-        self.profiles = [mine.merge(theirs) for mine, theirs in zip(self.profiles, other.profiles, strict=True)]
-        self.scale_energy = self.scale_energy.merge(other.scale_energy)
-        for part in ("by_lag", "by_row", "n_transformed"):
-            setattr(self, part, getattr(self, part) + getattr(other, part))
 
     def readings(self, design: Design, positions: Int64[np.ndarray, " position"]) -> Readings:
         """Everything about the layer as arrays; names with `head_` have one more axis in front."""

@@ -7,6 +7,7 @@ eigenvalue of B, under any window, is at most the true one, and together they mi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -28,11 +29,15 @@ class Ensemble(NamedTuple):
 
 
 class Snapshots(Protocol):
-    """Takes fields by window; merges with another of the same corpus; ends as an ensemble."""
+    """Takes fields by window, and the state of another of the same corpus; ends as an ensemble."""
 
     def update(self, windows: Int64[np.ndarray, " window"], fields: Float[Tensor, "window entry"]) -> None: ...
 
-    def merge(self, other: Snapshots) -> None: ...
+    def state(self) -> dict[str, np.ndarray]: ...
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
+
+    def take_in(self, state: Mapping[str, np.ndarray]) -> None: ...
 
     def ensemble(self) -> Ensemble: ...
 
@@ -49,8 +54,15 @@ class AllSnapshots:
         self.fields[windows] = fields.cpu().numpy()
         self.seen[windows] = True
 
-    def merge(self, other: AllSnapshots) -> None:
-        self.update(np.flatnonzero(other.seen), torch.from_numpy(other.fields[other.seen]))
+    def state(self) -> dict[str, np.ndarray]:
+        return {"windows": np.flatnonzero(self.seen), "fields": self.fields[self.seen]}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        self.seen[:] = False
+        self.take_in(state)
+
+    def take_in(self, state: Mapping[str, np.ndarray]) -> None:
+        self.update(state["windows"], torch.from_numpy(state["fields"]))
 
     def ensemble(self) -> Ensemble:
         rows = torch.from_numpy(self.fields[self.seen].astype(np.float64))
@@ -80,19 +92,29 @@ class LeadingSubspace:
             part = part.cpu().double()
             mean = part.mean(0)
             deviations = part - mean
-            self._take_in(len(part), mean, deviations, deviations.square().sum(0))
+            self._join(len(part), mean, deviations, deviations.square().sum(0))
 
-    def merge(self, other: LeadingSubspace) -> None:
-        refuse_twice(self.seen & other.seen)
-        self.seen |= other.seen
-        self._take_in(other.n, other.mean, other.rows.double(), other.energy)
+    def state(self) -> dict[str, np.ndarray]:
+        tensors = {"mean": self.mean, "rows": self.rows, "energy": self.energy}
+        return {"seen": self.seen, "n": np.array(self.n)} | {name: part.numpy() for name, part in tensors.items()}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        self.seen, self.n = state["seen"].copy(), int(state["n"])
+        self.mean, self.rows, self.energy = (torch.tensor(state[name]) for name in ("mean", "rows", "energy"))
+
+    def take_in(self, state: Mapping[str, np.ndarray]) -> None:
+        refuse_twice(self.seen & state["seen"])
+        self.seen |= state["seen"]
+        if state["n"]:
+            mean, rows, energy = (torch.from_numpy(state[name]).double() for name in ("mean", "rows", "energy"))
+            self._join(int(state["n"]), mean, rows, energy)
 
     def ensemble(self) -> Ensemble:
         rows = self.rows.double()
         discarded = (self.energy - rows.square().sum(0)).clamp(min=0)
         return Ensemble(rows, self.n, self.mean.numpy(), discarded.numpy(), None)
 
-    def _take_in(self, n: int, mean: Tensor, rows: Tensor, energy: Tensor) -> None:
+    def _join(self, n: int, mean: Tensor, rows: Tensor, energy: Tensor) -> None:
         """Join the scatter of other snapshots: their rows, and one row for the distance between the two means."""
         total = self.n + n
         gap = mean - self.mean

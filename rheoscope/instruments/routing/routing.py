@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from rheoscope.linalg import ScoreEnergies, score_energies
 from rheoscope.models.attention import Attention
 from rheoscope.models.untrained import untrained
 from rheoscope.models.view import ModelView
-from rheoscope.stats import RatioOfSums
+from rheoscope.stats import OWN, RatioOfSums, filled
 
 SHARES = ("routing_share", "diagonal_share", "gauge_share")
 
@@ -35,6 +36,13 @@ class Routing(Instrument):
 
     name = "routing"
     sites = frozenset({"attention"})
+    kept: ClassVar = {
+        "shares": OWN,
+        "share_by_lag": OWN,
+        "mass_by_lag": np.add,
+        "sampled": filled,
+        "eigenvalues": filled,
+    }
 
     @dataclass(frozen=True)
     class Options:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from rheoscope.instruments.sinks.patterns import Sinks, counted_queries, eligibl
 from rheoscope.instruments.sinks.value_norms import ValueNorms
 from rheoscope.models.attention import Attention
 from rheoscope.models.view import ModelView
+from rheoscope.stats import filled
 
 if TYPE_CHECKING:
     from rheoscope.instruments.sinks.sinks import SinkReadings
@@ -45,10 +46,12 @@ DIMS = {  # of one window and layer
 class SinkSamples:
     """Readings per sampled window, layer and whatever else; means over windows and examples come out."""
 
+    kept: ClassVar = {"read": filled, "points": filled, "unsolved": np.add}
+
     def __init__(self, view: ModelView, corpus: Corpus, options: SinkReadings.Options, values: ValueNorms):
         self.view, self.corpus, self.options, self.values = view, corpus, options, values
         self.read: dict[str, dict[int, dict[int, np.ndarray]]] = defaultdict(lambda: defaultdict(dict))
-        self.points: dict[int, dict[str, np.ndarray]] = {}
+        self.points: dict[int, dict[str, np.ndarray]] = defaultdict(dict)
         self.unsolved = 0
         self.cost_layers = spread(view.n_layers, options.n_cost_layers) if options.n_cost_layers else ()
 

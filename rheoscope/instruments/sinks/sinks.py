@@ -7,6 +7,7 @@ and bounds come from a stated sample of windows (sink_samples.py), spread evenly
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from rheoscope.instruments.sinks.value_norms import ValueNorms
 from rheoscope.models.taps import refusal
 from rheoscope.models.untrained import untrained
 from rheoscope.models.view import ModelView
-from rheoscope.stats import RatioOfSums
+from rheoscope.stats import OWN, RatioOfSums
 from rheoscope.theory.smoothing import MIXING
 
 FEWEST_TOKENS = 2  # of a window in which some query has a choice
@@ -49,6 +50,7 @@ class SinkReadings(Instrument):
     """What every head does when it is off, which heads switch, and how attention smooths the tokens."""
 
     name = "sinks"
+    kept: ClassVar = dict.fromkeys(("ratios", "first", "samples", "switches"), OWN)
 
     @dataclass(frozen=True)
     class Options:

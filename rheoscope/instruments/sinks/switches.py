@@ -5,6 +5,8 @@ Read from the sampled windows: the mass on the sink and on the token itself, que
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from rheoscope.corpus import Corpus
 from rheoscope.instruments.sinks.patterns import SKIPPED
 from rheoscope.models.view import ModelView
+from rheoscope.stats import filled
 
 N_EXAMPLES = 6  # heads shown with their text
 PASSAGE = 48  # tokens of each passage
@@ -23,6 +26,8 @@ OFF = 0.9
 
 class Switches:
     """Masses of every query of the sampled windows, and what they say about the tokens."""
+
+    kept: ClassVar = {"mass": filled}
 
     def __init__(self, view: ModelView, corpus: Corpus, sampled: np.ndarray):
         self.view, self.corpus, self.sampled = view, corpus, sampled

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from rheoscope.models.attention import Attention
 from rheoscope.models.field import ffn_derivative, ffn_field, ffn_is_parallel, refuse_field
 from rheoscope.models.untrained import untrained
 from rheoscope.models.view import ModelView
-from rheoscope.stats import RatioOfSums
+from rheoscope.stats import OWN, RatioOfSums
 
 EPSILON = 1e-6  # added to ‖Φ(x)‖ in the defect, so that a field of 0 has the defect 0
 TOKEN_READINGS = (
@@ -53,6 +54,10 @@ class Steering(Instrument):
     """Deficits, radial shares, norms, turning, diversity and defect of every layer, and what the top weights carry."""
 
     name = "steering"
+    kept: ClassVar = dict.fromkeys(("tokens", "diversity", "defects", "first_order", "top", "depth"), OWN) | {
+        "sum_errors": np.maximum,
+        "n_tokens": np.add,
+    }
 
     @dataclass(frozen=True)
     class Options:
@@ -197,6 +202,8 @@ class Steering(Instrument):
 class Means:
     """Named means of every layer over all tokens but the first of each window, and (`_all`) with it."""
 
+    kept: ClassVar = {"layers": OWN}
+
     def __init__(self, names: Sequence[str], n_layers: int, per_unit: Int[np.ndarray, " unit"]):
         self.names = tuple(names)
         self.layers = [RatioOfSums((2, len(self.names)), windows_per_document=per_unit) for _ in range(n_layers)]
@@ -224,6 +231,8 @@ class Means:
 
 class DepthTrend:
     """Mean angular deficit over all layers and its slope from the first to the last, with errors over units."""
+
+    kept: ClassVar = {"ratio": OWN}
 
     def __init__(self, n_layers: int, per_unit: Int[np.ndarray, " unit"]):
         depth = np.linspace(0, 1, n_layers) - 0.5
