@@ -31,6 +31,9 @@ def prescribe(
     memory: Annotated[
         Path | None, typer.Option(help="Keeps every pass, so that a stopped choice goes on where it was.")
     ] = None,
+    most_candidates: Annotated[
+        int, typer.Option("--candidates", help="Most of each kind that are measured; more are ranked first.", min=1)
+    ] = 512,
     n_random: Annotated[int, typer.Option(help="Random plans of the same size beside it.", min=1)] = 3,
     share: Annotated[float, typer.Option(help="Share of the windows to choose by; the others check.")] = 0.6,
     window: Window = None,
@@ -75,6 +78,7 @@ def prescribe(
             limit=max_loss,
             only=kinds,
             run=run,
+            most_candidates=most_candidates,
             n_random=n_random,
             seed=seed,
             memory=memory,

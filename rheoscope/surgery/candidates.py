@@ -19,6 +19,7 @@ from rheoscope.surgery.restructure import refuse_edits
 from rheoscope.surgery.sink_effects import constant_heads
 
 Means = Float64[np.ndarray, "layer head d_value"]
+Lost = Float64[np.ndarray, "layer group"]
 OF_HEADS = ("drop", "constant")  # kinds that take key groups, and may stand together in one layer
 
 
@@ -129,43 +130,42 @@ def candidates(view: ModelView, means: Means, *, only: Sequence[str] = ()) -> tu
     return found, left_out
 
 
-def most_promising(run: Run | None, found: Sequence[Candidate], most: int) -> list[Candidate]:
-    """At most so many candidates of each kind, those that a run's readings rank first; the first where it has none.
+def most_promising(
+    found: Sequence[Candidate], most: int, *, run: Run | None = None, lost: Lost | None = None
+) -> list[Candidate]:
+    """At most so many candidates of each kind: the first by rank, or by place where nothing ranks them.
 
-    A reading only decides what is measured at all, never what is chosen.
+    lost: what the other heads of a layer cannot stand in for, by layer and group (redundancy.py), ranks key groups; a
+    run's readings rank layers. A rank only decides what is measured at all, never what is chosen.
     """
     kept: list[Candidate] = []
     for kind in dict.fromkeys(candidate.kind for candidate in found):
         of_kind = [candidate for candidate in found if candidate.kind == kind]
-        ranks = _ranks(run, kind, of_kind) if run is not None and len(of_kind) > most else None
+        ranks = _ranks(kind, of_kind, run, lost) if len(of_kind) > most else None
         order = range(len(of_kind)) if ranks is None else np.argsort(ranks, kind="stable")
         kept += [of_kind[place] for place in order[:most]]
     return kept
 
 
+def more_heads_than(found: Sequence[Candidate], most: int) -> bool:
+    """Whether some kind has more key groups than may be measured, so that they must be ranked first."""
+    return any(sum(one.kind == kind for one in found) > most for kind in OF_HEADS)
+
+
 # kind: instrument and reading that is small where the edit is likely to cost little
 READINGS: Mapping[str, tuple[str, str]] = {
-    "drop": ("sinks", "vo_frobenius"),
-    "constant": ("sinks", "vo_frobenius"),
     "linearize": ("routing", "routing_k90"),
     "parallelize": ("steering", "defect"),
     "shrink": ("routing", "score_k90"),
 }
 
 
-def _ranks(run: Run, kind: str, of_kind: Sequence[Candidate]) -> list[float] | None:
-    """The reading of every candidate, over its heads; for heads times what does not rest on the sink."""
+def _ranks(kind: str, of_kind: Sequence[Candidate], run: Run | None, lost: Lost | None) -> list[float] | None:
+    """What of each key group is lost, or the mean reading of each layer."""
+    if kind in OF_HEADS:
+        return None if lost is None else [float(lost[one.layer, one.group]) for one in of_kind]
     instrument, name = READINGS[kind]
-    if instrument not in run or name not in run[instrument]:
+    if run is None or instrument not in run or name not in run[instrument]:
         return None
-    data = run[instrument]
-    values = data[name].values
-    if kind in OF_HEADS and "sink_mass" in data:
-        values = values * (1 - data["sink_mass"].values)
-    return [float(np.nanmean(values[_places(candidate)])) for candidate in of_kind]
-
-
-def _places(candidate: Candidate) -> tuple[int, list[int]] | int:
-    if candidate.kind in OF_HEADS:
-        return candidate.layer, [head for _, head in candidate.edit.heads]
-    return candidate.layer
+    values = run[instrument][name].values
+    return [float(np.nanmean(values[one.layer])) for one in of_kind]

@@ -22,15 +22,16 @@ from rheoscope.instruments.loss import refuse_loss
 from rheoscope.models.view import ModelView
 from rheoscope.run import Run
 from rheoscope.stats import Estimate
-from rheoscope.surgery.candidates import Candidate, candidates, most_promising
+from rheoscope.surgery.candidates import Candidate, candidates, more_heads_than, most_promising
 from rheoscope.surgery.greedy import Bounds, Choice, Step, alone, edits_of, greedy, random_choice
 from rheoscope.surgery.passes import Passes
 from rheoscope.surgery.plan import Plan, PlannedEdit, fingerprint, shape_of, without_constants
+from rheoscope.surgery.redundancy import lost_with_groups
 from rheoscope.surgery.restructure import saving
 from rheoscope.surgery.sink_effects import head_means
 
 N_RANDOM = 3
-MOST_CANDIDATES = 512  # of one kind; more are ranked by the run's readings first
+MOST_CANDIDATES = 512  # of one kind; more are ranked first
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,20 @@ def prescribe(
 ) -> Prescription:
     """The plan that takes most while the loss on `choosing` rises by at most `limit` nats per token, without recovery.
 
-    run: readings that rank candidates where there are more than `most_candidates` of a kind. memory: a file that keeps
-    every pass, so that a stopped choice goes on where it was. Raises RheoscopeError where no edit is within the limit.
+    Of a kind with more than `most_candidates`, key groups are ranked first by what the other heads of their layer
+    cannot stand in for, layers by the readings of `run`. memory: a file that keeps every pass, so that a stopped choice
+    goes on where it was. Raises RheoscopeError where no edit is within the limit.
     """
     if not limit > 0:
         raise RheoscopeError(f"a loss change of at most {limit:g} asked for: give a number above 0")
+    if most_candidates < 1:
+        raise RheoscopeError(f"at most {most_candidates} candidates of a kind asked for: give at least 1")
     refuse_loss(view)
     refuse_window(view, choosing.window)
     passes = Passes(view, choosing, memory=memory, progress=progress)
     found, left_out = candidates(view, head_means(view, choosing), only=only)
-    tried = most_promising(run, found, most_candidates)
+    lost = lost_with_groups(view, choosing, progress=progress) if more_heads_than(found, most_candidates) else None
+    tried = most_promising(found, most_candidates, run=run, lost=lost)
     changes = alone(passes, tried)
     choice = greedy(passes, changes, Bounds(limit))
     if not choice.steps:

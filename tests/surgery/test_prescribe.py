@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 from rheoscope.corpus import read
 from rheoscope.errors import Refused, RheoscopeError
@@ -148,16 +149,24 @@ def test_a_relabelled_plan_keeps_its_kinds_its_groups_and_how_they_share_layers(
     assert all(len({head // 3 for _, head in edit.heads}) == 1 for edit in drawn)
 
 
-def test_a_run_ranks_what_is_measured_where_there_is_too_much():
-    import xarray as xr
-
+def test_key_groups_are_ranked_by_what_is_lost_and_layers_by_a_run():
     view = ModelView(tiny("gpt2"))
-    made, _ = candidates(view, np.zeros((3, 6, 7)), only=["drop"])
-    norms = np.arange(18.0)[::-1].reshape(3, 6)
-    run = Run.of({"sinks": xr.Dataset({"vo_frobenius": (("layer", "head"), norms)})}, {})
-    kept = most_promising(run, made, 2)
-    assert [(one.layer, one.group) for one in kept] == [(2, 5), (2, 4)]
-    assert most_promising(None, made, 2) == made[:2]
+    made, _ = candidates(view, np.zeros((3, 6, 7)), only=["drop", "shrink"])
+    lost = np.arange(18.0)[::-1].reshape(3, 6)
+    ranks = np.repeat([[5.0], [9.0], [1.0]], 6, 1)
+    run = Run.of({"routing": xr.Dataset({"score_k90": (("layer", "head"), ranks)})}, {})
+    kept = most_promising(made, 2, run=run, lost=lost)
+    places = [(one.kind, one.layer, one.group) for one in kept]
+    assert places == [("drop", 2, 5), ("drop", 2, 4), ("shrink", 2, None), ("shrink", 0, None)]
+    assert most_promising(made[:18], 2) == made[:2]
+
+
+def test_where_fewer_are_measured_than_there_are_the_redundant_group_is_among_them(planted, texts):
+    found = prescribe(planted, *texts, limit=LIMIT, only=["drop"], n_random=1, most_candidates=3)
+    assert found.n_candidates == 3
+    assert USELESS in {(one.layer, one.group) for one in found.choice.chosen}
+    with pytest.raises(RheoscopeError, match="at most 0 candidates"):
+        prescribe(planted, *texts, only=["drop"], most_candidates=0)
 
 
 def test_a_group_that_copies_another_is_not_lost_and_one_that_writes_nothing_neither(planted):
