@@ -19,24 +19,27 @@ def random(*shape, seed=0):
 @pytest.mark.parametrize("n", [1, 2, 7, 13])
 def test_signed_sums_run_from_the_last_key_ahead_to_the_first_key_behind(n):
     A = random(2, 3, n, n)
-    sums = signed_lag_sums(A, causal=False)
+    sums = signed_lag_sums(A, n=n)
     assert sums.shape == (2, 3, 2 * n - 1)
     for place, lag in enumerate(range(1 - n, n)):
         expected = sum((A[..., i, i - lag] for i in range(n) if 0 <= i - lag < n), torch.zeros(2, 3).double())
         torch.testing.assert_close(sums[..., place], expected, **EXACT)
 
 
-def test_what_stands_above_the_diagonal_of_a_causal_map_is_not_read():
-    A = random(5, 5)
-    torch.testing.assert_close(signed_lag_sums(A, causal=True), signed_lag_sums(A.tril(), causal=False), **EXACT)
+@pytest.mark.parametrize("size", [1, 3, 5, 13])
+def test_sums_of_blocks_of_rows_with_the_keys_they_see_add_up_to_those_of_the_map(size):
+    A = random(2, 13, 13).tril()
+    blocks = [A[:, i : i + size, : i + size] for i in range(0, 13, size)]
+    sums = sum(signed_lag_sums(block, n=13, first=i * size) for i, block in enumerate(blocks))
+    torch.testing.assert_close(sums, signed_lag_sums(A, n=13), **EXACT)
 
 
 def test_a_map_with_all_its_mass_at_one_lag_peaks_there():
     ahead, behind = torch.zeros(2, 29, 29)
     behind[torch.arange(17, 29), torch.arange(12)] = 1
     ahead[torch.arange(12), torch.arange(17, 29)] = 1
-    assert signed_lag_sums(behind, causal=False).argmax() - 28 == 17
-    assert signed_lag_sums(ahead, causal=False).argmax() - 28 == -17
+    assert signed_lag_sums(behind, n=29).argmax() - 28 == 17
+    assert signed_lag_sums(ahead, n=29).argmax() - 28 == -17
 
 
 @pytest.mark.parametrize("n", [1, 2, 13])

@@ -207,6 +207,38 @@ def test_some_windows_of_a_call_are_the_call_on_those_windows(attention):
     torch.testing.assert_close(attention.of_rows(rows).probs, attention.probs[1:], rtol=0, atol=1e-14)
 
 
+def joined(attention, size):
+    """The whole map out of the maps of blocks, 0 at the keys that a block leaves out."""
+    whole = torch.zeros(*attention.q.shape[:3], attention.k.shape[2], dtype=attention.q.dtype)
+    for queries, block in attention.blocks(size):
+        whole[:, :, queries, : block.k.shape[2]] = block.probs
+        assert block.v.shape[2] == block.k.shape[2] <= whole.shape[3]
+    return whole
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [1, 3, LENGTH, 2 * LENGTH])
+def test_blocks_of_queries_are_the_rows_of_the_call(attention, size):
+    causal = Attention(attention.q, attention.k, attention.v, scale=0.4)
+    both_ways = Attention(attention.q, attention.k, attention.v, scale=0.4, causal=False)
+    for call in (attention, causal, both_ways):
+        torch.testing.assert_close(joined(call, size), call.probs, rtol=0, atol=1e-14)
+        torch.testing.assert_close(joined(call, size), call.probs, rtol=0, atol=0)  # read off the map that is there now
+    causal.bias = torch.arange(LENGTH, dtype=torch.float64).reshape(1, 1, 1, LENGTH).expand(2, -1, -1, -1) / 10
+    causal.scores = causal.scores + 1e-3 * torch.arange(LENGTH)
+    torch.testing.assert_close(joined(causal, size), causal.probs, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_blocks_of_every_family_are_the_rows_of_its_maps(name):
+    view = view_of(name)
+    found = []
+    with view.tapped({"attention": lambda layer, call: found.append((joined(call, 5), call.probs.clone()))}):
+        view.forward(tokens_of(view))
+    for blocks, whole in found:
+        torch.testing.assert_close(blocks, whole, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("replaced", [False, True])
 def test_the_scores_of_one_head_are_those_of_all(attention, replaced):
     if replaced:

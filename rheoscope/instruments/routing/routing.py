@@ -115,9 +115,10 @@ class Routing(Instrument):
         k = (attention.k * valid[:, None, :, None]).repeat_interleave(attention.n_rep, 1)
         routing, score = pair_energies(q, k, self.lags)
         self.share_by_lag[layer].update(units, routing.sum(1), score.sum(1))
-        probs = attention.probs * valid[:, None, :, None]
-        mass = signed_lag_sums(probs, causal=self.view.causal).sum(0, dtype=torch.float64)
-        self.mass_by_lag[layer] += mass.cpu().numpy()
+        for queries, block in attention.blocks():
+            probs = block.probs * valid[:, None, queries, None]
+            mass = signed_lag_sums(probs, n=self.corpus.window, first=queries.start).sum(0, dtype=torch.float64)
+            self.mass_by_lag[layer] += mass.cpu().numpy()
 
     def finalize(self) -> xr.Dataset:
         """Values and standard errors on the data, and the readings of the weights beside them."""

@@ -73,11 +73,11 @@ def density_correlation(
     length = len(x)
     if length < SKIPPED + 3:
         return np.nan
-    probs = attention.probs[0, :, :length, :length].double()
-    visible = length if not attention.causal else torch.arange(1, length + 1, device=probs.device)
+    visible = length if not attention.causal else torch.arange(1, length + 1, device=x.device)
     if attention.window is not None:
         visible = torch.as_tensor(visible).clamp(max=attention.window)
-    density = (1 / probs.square().sum(-1).clamp(min=1e-12) / visible).mean(0)
+    squares = [block.probs[0, :, :, :length].double().square().sum(-1) for _, block in attention.blocks()]
+    density = (1 / torch.cat(squares, -1)[:, :length].clamp(min=1e-12) / visible).mean(0)
     change = token_cosines(x + step) - token_cosines(x)
     pairs = torch.stack([density[SKIPPED:], change[SKIPPED:]]).cpu().numpy()
     return float(np.corrcoef(pairs)[0, 1]) if (pairs.std(1) > 0).all() else np.nan

@@ -82,7 +82,10 @@ class SinkSamples:
         """Number of keys, wherever they stand, whose mean mass exceeds the threshold."""
         valid = (torch.arange(attention.q.shape[2], device=attention.q.device) < length)[None]
         counted = counted_queries(attention, valid)
-        mass = (attention.probs * counted[:, None, :, None]).sum(2) / queries_per_key(attention, counted)[:, None]
+        sums = attention.q.new_zeros(*attention.q.shape[:2], attention.k.shape[2])
+        for queries, block in attention.blocks():
+            sums[..., : block.k.shape[2]] += (block.probs * counted[:, None, queries, None]).sum(2)
+        mass = sums / queries_per_key(attention, counted)[:, None]
         sinks = (mass > self.options.threshold) & eligible_keys(attention, valid)[:, None]
         return sinks.sum(-1)[0].cpu().numpy()
 

@@ -28,9 +28,11 @@ def strongest(probs: Float[Tensor, "*shape query key"], k: int) -> Float[Tensor,
 
 def strongest_cosine(view: ModelView, layer: int, attention: Attention, *, k: int) -> Float[Tensor, "window position"]:
     """Cosine of what attention writes with its k largest weights per row and with all, after W_O, before post-norms."""
-    repeated = attention.v.repeat_interleave(attention.n_rep, 1)
-    outputs = []
-    for probs in (strongest(attention.probs, k), attention.probs):
-        z = (probs @ repeated).transpose(1, 2).flatten(2)
-        outputs.append(view.part(layer, view.family.o).forward(z))
-    return torch.cosine_similarity(*outputs, dim=-1)
+    mixtures: tuple[list[Tensor], list[Tensor]] = [], []
+    for _, block in attention.blocks():
+        values = block.v.repeat_interleave(block.n_rep, 1)
+        for mixture, probs in zip(mixtures, (strongest(block.probs, k), block.probs), strict=True):
+            mixture.append(probs @ values)
+    output = view.part(layer, view.family.o).forward
+    written = [output(torch.cat(mixture, 2).transpose(1, 2).flatten(2)) for mixture in mixtures]
+    return torch.cosine_similarity(*written, dim=-1)
