@@ -47,7 +47,8 @@ def file_documents(path: Path, *, split: str, field: str) -> Iterator[Document]:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise RheoscopeError(f"{path} is not a whole gzip file ({error}); make it anew.") from error
     except OSError as error:
-        raise RheoscopeError(f"{path} cannot be read: {error.strerror or error}.") from error
+        reason = " ".join((error.strerror or str(error)).split()).rstrip(". ")  # pyarrow's are of several lines
+        raise RheoscopeError(f"{path} cannot be read: {reason}.") from error
 
 
 def text_documents(stream: BufferedIOBase, name: str, *, split: str = "file") -> Iterator[Document]:
@@ -152,12 +153,21 @@ def parquet_documents(path: Path, *, field: str = "text") -> Iterator[Document]:
                 raise RheoscopeError(_no_field(str(path), field, table.schema_arrow.names))
             number = 0
             for batch in table.iter_batches(batch_size=64, columns=[field]):
-                for value in batch.column(0).to_pylist():
+                for value in _values(batch.column(0), path):
                     number += 1
                     yield from field_document({field: value}, f"{path}, row {number}", field=field)
     except pyarrow.ArrowException as error:
         raise RheoscopeError(
             f"{path} cannot be read as Parquet ({' '.join(str(error).split())}); make it anew."
+        ) from error
+
+
+def _values(column: pyarrow.Array, path: Path) -> list:
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError as error:
+        raise RheoscopeError(
+            f"{path} has text that is not UTF-8: 0x{error.object[error.start]:02x} ({error.reason}); make it anew."
         ) from error
 
 

@@ -1,0 +1,1 @@
+"""Fuzzing of everything that rheoscope reads: `python -m tests.fuzz --minutes 10 READER`."""
