@@ -39,12 +39,15 @@ def run_pass(
     instruments: Sequence[Instrument],
     *,
     task: str = "measure",
+    done: int = 0,
     total: int = 0,
     progress: Progress = silent,
 ) -> float:
-    """One forward pass over all batches, read by every instrument. Returns the seconds it took."""
+    """One forward pass over all batches, read by every instrument. Returns the seconds it took.
+
+    done: windows that came before these batches, for the progress alone.
+    """
     started = time.monotonic()
-    done = 0
     head = any(instrument.reads_output for instrument in instruments)
     with _observed(view, instruments) as current:
         for batch in batches:

@@ -14,20 +14,22 @@ from typing import Any
 
 import torch
 
-from rheoscope.corpus import Corpus, batches
+from rheoscope.corpus import Corpus
 from rheoscope.errors import Refused, RheoscopeError
 from rheoscope.instruments.catalog import describe
-from rheoscope.instruments.engine import Progress, batch_size_for, refuse_window, run_pass, silent
+from rheoscope.instruments.engine import Progress, batch_size_for, refuse_window, silent
 from rheoscope.instruments.fields.fields import Fields
 from rheoscope.instruments.instrument import Instrument
 from rheoscope.instruments.loss import Loss
 from rheoscope.instruments.routing.routing import Routing
+from rheoscope.instruments.scale import Passes, Scale, key_of
 from rheoscope.instruments.sinks.sinks import SinkReadings
 from rheoscope.instruments.steering.steering import Steering
 from rheoscope.models.view import ModelView
 from rheoscope.run import Run
 
 INSTRUMENTS: dict[str, type[Instrument]] = {kind.name: kind for kind in (Loss, Routing, Steering, SinkReadings, Fields)}
+AT_ONCE = Scale()  # in one process, kept nowhere
 PACKAGES = ("rheoscope", "torch", "transformers", "tokenizers", "numpy", "xarray")
 
 
@@ -42,26 +44,20 @@ def measure(
     seed: int = 0,
     command: Sequence[str] = (),
     progress: Progress = silent,
+    scale: Scale = AT_ONCE,
 ) -> Run:
     """All readings of a model on a text, in one pass over it and a few short ones for the nulls.
 
     instruments: names out of INSTRUMENTS; by default all that this model has. options: by name, an instrument's own
     `Options`. batch_size: windows at a time, chosen by memory where None. Raises RheoscopeError for a window longer
-    than the model's context, Refused for an instrument asked for by name that the model does not have.
+    than the model's context, Refused for an instrument asked for by name that the model does not have. scale: where
+    the state is kept meanwhile, and the processes that share the work (docs/scale.md).
     """
     started = time.monotonic()
     refuse_window(view, corpus.window)
     size = batch_size_for(view, corpus.window) if batch_size is None else batch_size
     active, left_out = _made(view, corpus, instruments, options or {})
 
-    def one_pass(text: Corpus, readers: Sequence[Instrument], *, task: str) -> None:
-        run_pass(view, batches(text, size), readers, task=task, total=text.n_windows, progress=progress)
-
-    one_pass(corpus, list(active.values()), task="measure")
-    datasets = {}
-    for name, instrument in active.items():
-        data = instrument.finalize()
-        datasets[name] = describe(instrument.with_nulls(data, one_pass, seed) if nulls else data, name)
     config = {
         "instruments": list(active),
         "left_out": left_out,
@@ -69,9 +65,17 @@ def measure(
         "batch_size": size,
         "nulls": nulls,
         "seed": seed,
-        "command": shlex.join(command),
     }
-    return Run.of(datasets, provenance(view, corpus, config, seconds=time.monotonic() - started))
+    weights = weights_hash(view)
+    key = key_of(view, corpus, config, weights=weights, processes=scale.processes.size)
+    passes = Passes(view, size, scale, scale.opened(view, key), progress)
+    passes(corpus, list(active.values()), task="measure")
+    datasets = {}
+    for name, instrument in active.items():
+        data = instrument.finalize()
+        datasets[name] = describe(instrument.with_nulls(data, passes, seed) if nulls else data, name)
+    config |= {"command": shlex.join(command), "processes": scale.processes.size}
+    return Run.of(datasets, provenance(view, corpus, config, seconds=time.monotonic() - started, weights=weights))
 
 
 def _made(
@@ -100,8 +104,10 @@ def _made(
     return made, left_out
 
 
-def provenance(view: ModelView, corpus: Corpus, options: dict[str, Any], *, seconds: float) -> dict[str, Any]:
-    """Where a run's numbers come from, ready for JSON."""
+def provenance(
+    view: ModelView, corpus: Corpus, options: dict[str, Any], *, seconds: float, weights: str = ""
+) -> dict[str, Any]:
+    """Where a run's numbers come from, ready for JSON. weights: their hash, where it is known."""
     return {
         "config": options,
         "seed": options["seed"],
@@ -118,7 +124,7 @@ def provenance(view: ModelView, corpus: Corpus, options: dict[str, Any], *, seco
             "d_head": view.d_head,
             "parameters": view.n_parameters,
             "causal": view.causal,
-            "weights_hash": weights_hash(view),
+            "weights_hash": weights or weights_hash(view),
             "dtype": str(view.dtype).removeprefix("torch."),
             "device": str(view.device),
         },

@@ -1,0 +1,156 @@
+"""What a large measurement needs: where its state is kept meanwhile, who shares the work, how much memory it takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import rheoscope
+from rheoscope.corpus import Batch, Corpus, batches
+from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.engine import Progress, run_pass
+from rheoscope.instruments.instrument import Instrument
+from rheoscope.instruments.partial import EVERY, Partial, refuse_unfinished, remove_partial
+from rheoscope.instruments.processes import Ended, Processes
+from rheoscope.models.interface import taps_of
+from rheoscope.models.view import ModelView
+
+PACKAGES = ("rheoscope", "torch", "transformers", "tokenizers", "numpy", "scipy", "xarray")
+
+
+class Stopped(RheoscopeError):  # noqa: N818 - it is what was asked for
+    """The run was told to stop, and what it has gathered is kept."""
+
+
+@dataclass
+class Stop:
+    """A request to stop between two batches. `heeded`: somebody looks for it at the moment."""
+
+    asked: bool = False
+    heeded: bool = False
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a measurement is kept, resumed and shared out.
+
+    partial: folder for its state while it runs; None: kept nowhere. resume: go on from what the folder holds; without,
+    a folder that is there is refused, or removed first with `anew`. every: seconds between two savings, at least.
+    max_memory: bytes that the process may take, by the estimate; None: no bound.
+    """
+
+    partial: Path | None = None
+    resume: bool = False
+    anew: bool = False
+    every: float = EVERY
+    processes: Processes = field(default_factory=Processes)
+    stop: Stop = field(default_factory=Stop)
+    max_memory: int | None = None
+
+    def opened(self, view: ModelView, key: Mapping[str, Any]) -> Partial | None:
+        """The state of this measurement, once it is sure that it belongs to no other."""
+        self.processes.agree(key)
+        if self.partial is None:
+            return None
+        refuse_edits(view)
+        if not self.resume:
+            remove_partial(self.partial) if self.anew else refuse_unfinished(self.partial)
+        partial = Partial(self.partial, key, process=self.processes.rank, every=self.every)
+        partial.require_own()
+        return partial
+
+
+class Passes:
+    """The forward passes of one measurement, in order: each shared out, kept, resumed and merged."""
+
+    def __init__(self, view: ModelView, batch_size: int, scale: Scale, partial: Partial | None, progress: Progress):
+        self.view, self.batch_size, self.scale, self.partial, self.progress = view, batch_size, scale, partial, progress
+        self.number = 0
+
+    def __call__(self, corpus: Corpus, readers: Sequence[Instrument], *, task: str) -> None:
+        """One more pass over a text. Afterwards the readers hold what all processes have gathered."""
+        number, self.number = self.number, self.number + 1
+        share = self.scale.processes.share(-(-corpus.n_windows // self.batch_size))
+        done = self.partial.restored(number, readers) if self.partial else 0
+        left = islice(batches(corpus, self.batch_size), share.start + done, share.stop)
+        windows = [
+            min(corpus.n_windows, place * self.batch_size) for place in (share.start, share.start + done, share.stop)
+        ]
+        run_pass(
+            self.view,
+            self._watched(number, left, readers, done=done),
+            readers,
+            task=task,
+            done=windows[1] - windows[0],
+            total=windows[2] - windows[0],
+            progress=self.progress,
+        )
+        self.scale.processes.merge(readers, number=number)
+
+    def _watched(
+        self, number: int, left: Iterator[Batch], readers: Sequence[Instrument], *, done: int
+    ) -> Iterator[Batch]:
+        """The batches that are left; between two of them the state is kept, and requests to stop are heeded."""
+        stop, processes = self.scale.stop, self.scale.processes
+        stop.heeded = self.partial is not None
+        for batch in left:
+            yield batch
+            done += 1
+            try:
+                processes.look()
+            except Ended:
+                self._save(number, readers, done=done)
+                raise
+            if stop.asked:
+                self._save(number, readers, done=done)
+                raise Stopped(f"stopped; what was read is kept in {self.scale.partial}: go on with --resume")
+            if self.partial is not None and self.partial.is_due:
+                self._save(number, readers, done=done)
+        stop.heeded = False
+
+    def _save(self, number: int, readers: Sequence[Instrument], *, done: int) -> None:
+        if self.partial is not None:
+            self.partial.save(number, readers, done=done)
+
+
+def refuse_edits(view: ModelView) -> None:
+    """Raise RheoscopeError where the model is tapped: what taps do is in no key, so its state would fit anything."""
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in view.model.modules())
+    if hooked or any(taps_of(module) for module in view.attentions):
+        raise RheoscopeError(
+            "a state to resume from was asked for inside an edit, which no key names: measure without one, or make the "
+            "edit a model of its own (rheoscope.restructured)"
+        )
+
+
+def key_of(
+    view: ModelView, corpus: Corpus, config: Mapping[str, Any], *, weights: str, processes: int
+) -> dict[str, Any]:
+    """What the numbers of a run depend on, by the words that name it in messages."""
+    text = hashlib.sha256(corpus.hash.encode() + corpus.n_bytes.tobytes() + corpus.units.tobytes())
+    key = {
+        "options": config,
+        "weights": weights,
+        "text": text.hexdigest(),
+        "code": code_hash(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "number of processes": processes,
+        "device": view.device.type,
+    }
+    return json.loads(json.dumps(key))  # as it is read back: lists for tuples
+
+
+@cache
+def code_hash() -> str:
+    """SHA-256 over the program text of this package."""
+    digest, root = hashlib.sha256(), Path(rheoscope.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)} ".encode() + path.read_bytes())
+    return digest.hexdigest()
