@@ -77,7 +77,7 @@ class Passes:
     def __call__(self, corpus: Corpus, readers: Sequence[Instrument], *, task: str) -> None:
         """One more pass over a text. Afterwards the readers hold what all processes have gathered."""
         number, self.number = self.number, self.number + 1
-        share = self.scale.processes.share(-(-corpus.n_windows // self.batch_size))
+        share = self.scale.processes.share(-(-corpus.n_windows // max(1, self.batch_size)))
         done = self.partial.restored(number, readers) if self.partial else 0
         left = islice(batches(corpus, self.batch_size), share.start + done, share.stop)
         windows = [
