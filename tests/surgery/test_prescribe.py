@@ -192,3 +192,12 @@ def test_every_kind_has_candidates_on_an_ordinary_model():
     made, left_out = candidates(view, np.zeros((3, 6, 7)))
     assert {one.kind for one in made} == set(KINDS)
     assert not left_out
+
+
+def test_layers_that_cannot_be_linear_are_left_out_and_the_others_are_candidates():
+    view = ModelView(tiny("qwen2:sliding"))
+    made, _ = candidates(view, np.zeros((3, view.n_heads, view.d_value)), only=["linearize"])
+    assert [one.layer for one in made] == [1]  # the one that attends to everything
+    view = ModelView(tiny("mistral"))
+    with pytest.raises(Refused, match="window"):
+        candidates(view, np.zeros((3, view.n_heads, view.d_value)), only=["linearize"])
