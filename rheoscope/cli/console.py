@@ -26,7 +26,10 @@ err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() el
 
 @contextmanager
 def progress() -> Iterator[Report]:
-    """Bars with the time left on a terminal; elsewhere a line now and then."""
+    """Bars with the time left on a terminal; elsewhere a line now and then; nothing from a process that is quiet."""
+    if err.quiet:
+        yield lambda task, done, total: None
+        return
     if not err.is_terminal:
         yield _Lines()
         return

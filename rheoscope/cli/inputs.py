@@ -19,6 +19,12 @@ WINDOW = 512
 Model = Annotated[
     str, typer.Argument(help="Hub name (org/name or org/name@revision), folder, .gguf file, or builtin:NAME.")
 ]
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL...", help="One or more: hub name (org/name or org/name@revision), folder, .gguf, builtin:NAME."
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="float64, float32, bfloat16, float16, or auto.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps, map (spread over all devices), or auto.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything that is drawn at random.")]

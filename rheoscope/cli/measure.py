@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -15,7 +15,7 @@ from rheoscope.cli.inputs import (
     BatchSize,
     Device,
     Dtype,
-    Model,
+    Models,
     Overwrite,
     PerDocument,
     Seed,
@@ -26,14 +26,23 @@ from rheoscope.cli.inputs import (
     Windows,
     opened,
 )
+from rheoscope.cli.jobs import Job, each, jobs, own_device, refuse_shared, shared, stoppable
 from rheoscope.errors import RheoscopeError
 from rheoscope.storage import refuse_output
 
+if TYPE_CHECKING:
+    from rheoscope.corpus import Corpus
+    from rheoscope.models.view import ModelView
+    from rheoscope.run import Run
+
 
 def measure(
-    model: Model,
+    models: Models,
     text: Text = ("builtin:manual",),
-    out_file: Annotated[Path, typer.Option("--out", help="The run file to write (netCDF).")] = Path("run.nc"),
+    out_file: Annotated[
+        Path | None,
+        typer.Option("--out", help="The run file to write (netCDF), run.nc; of several models a folder, runs."),
+    ] = None,
     report_file: Annotated[Path | None, typer.Option("--report", help="Write the report page as well.")] = None,
     tables: Annotated[Path | None, typer.Option(help="Write tidy tables into this folder as well.")] = None,
     table_format: Annotated[str, typer.Option(help="csv or parquet.")] = "csv",
@@ -57,49 +66,76 @@ def measure(
     dtype: Dtype = "auto",
     device: Device = "auto",
     trust_remote_code: Trust = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was killed (OUT.partial).")] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Measure a model on a text: one pass, all instruments, a run file and a summary."""
-    _refuse_outputs([path for path in (out_file, report_file) if path], tables, table_format, overwrite=overwrite)
-    from rheoscope.instruments.measure import measure as measured
-
+    """Measure a model on a text: one pass, all instruments, a run file and a summary. Several models: a file each."""
+    todo = jobs(models, out_file, report_file, tables)
     options = instrument_options(choose)
-    view, corpus = opened(
-        model,
-        text,
-        window=window,
-        n_windows=windows or None,
-        loading={"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code},
-        windows_per_document=windows_per_document,
-        split=split,
-        field=field,
-        tail=tail,
-        pack=pack,
-        bos=bos,
-    )
+    loading = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
+    reading = {"windows_per_document": windows_per_document, "split": split, "field": field, "tail": tail}
+    reading |= {"pack": pack, "bos": bos, "window": window, "n_windows": windows or None}
     names = None if instruments is None else [name.strip() for name in instruments.split(",") if name.strip()]
-    with progress() as shown:
-        run = measured(
-            view,
-            corpus,
-            instruments=names,
-            options=options,
-            batch_size=batch_size,
-            nulls=not no_nulls,
-            seed=seed,
-            command=["rheoscope", *sys.argv[1:]],
-            progress=shown,
-        )
+    measuring = {
+        "instruments": names,
+        "options": options,
+        "batch_size": batch_size,
+        "nulls": not no_nulls,
+        "seed": seed,
+    }
+    from rheoscope.instruments.partial import partial_of, remove_partial
+
+    with shared() as processes:
+        loading["device"] = own_device(device, processes)
+
+        def one(job: Job) -> None:
+            if processes.first:
+                _refuse_outputs(job, table_format, resume=resume, overwrite=overwrite)
+            view, corpus = opened(job.model, text, loading=loading, **reading)
+            scale = {"resume": resume, "anew": overwrite and not resume, "processes": processes}
+            run, is_new = _measured(job, view, corpus, measuring, scale, overwrite=overwrite)
+            if processes.first:
+                _write(job, run, table_format, is_new=is_new, overwrite=overwrite)
+                remove_partial(partial_of(job.out))
+            processes.written()  # then the others drop theirs, which may lie on other machines
+            remove_partial(partial_of(job.out))
+
+        refuse_shared(processes, models, text)
+
+        each(todo, one)
+
+
+def _measured(
+    job: Job, view: ModelView, corpus: Corpus, measuring: dict[str, Any], scale: dict[str, Any], *, overwrite: bool
+) -> tuple[Run, bool]:
+    """The run of one model, and whether it is a new one: one that is over is read back where it is to be resumed."""
+    from rheoscope.instruments.measure import measure as measured
+    from rheoscope.instruments.partial import partial_of
+    from rheoscope.instruments.scale import Scale, Stop
+
+    stop, partial = Stop(), partial_of(job.out)
+    is_new = overwrite or not job.out.exists()
+    how = Scale(partial=partial, stop=stop, output=None if is_new else job.out, **scale)
+    command = ["rheoscope", *sys.argv[1:]]
+    with stoppable(stop, partial), progress() as shown:
+        return measured(view, corpus, **measuring, command=command, progress=shown, scale=how), is_new
+
+
+def _write(job: Job, run: Run, table_format: str, *, is_new: bool, overwrite: bool) -> None:
+    """The run, what was asked for beside it, and a table of what it says."""
     for name, reason in run.provenance["config"]["left_out"].items():
         err.print(f"without {name}: {reason}", markup=False, soft_wrap=True)
     out.print(summary_table(run.summary()))
-    run.save(out_file, overwrite=overwrite)
-    print(out_file)
-    if tables is not None:
-        run.export(tables, table_format, overwrite=overwrite)
-        print(tables)
-    if report_file is not None:
-        print(run.report(report_file, overwrite=overwrite))
+    if is_new:
+        run.save(job.out, overwrite=overwrite)
+    else:
+        err.print(f"{job.out} was finished before, and is as it was", markup=False, soft_wrap=True)
+    print(job.out)
+    if job.tables is not None:
+        run.export(job.tables, table_format, overwrite=overwrite)
+        print(job.tables)
+    if job.report is not None:
+        print(run.report(job.report, overwrite=overwrite))
 
 
 def report(
@@ -117,12 +153,14 @@ def report(
     print(run.report(page, overwrite=overwrite))
 
 
-def _refuse_outputs(files: list[Path], tables: Path | None, table_format: str, *, overwrite: bool) -> None:
+def _refuse_outputs(job: Job, table_format: str, *, resume: bool, overwrite: bool) -> None:
     """Raise RheoscopeError, before any work is done, where the outputs could not be written in the end."""
+    from rheoscope.instruments.partial import partial_of, refuse_unfinished
     from rheoscope.run import FORMATS
 
+    files, tables = [path for path in (job.out, job.report) if path], job.tables
     for path in files:
-        refuse_output(path, overwrite=overwrite)
+        refuse_output(path, overwrite=overwrite or (resume and path == job.out))
     if len({path.resolve() for path in files}) < len(files):
         raise RheoscopeError(f"the run and the report cannot both be written to {files[0]}: name two files")
     if table_format not in FORMATS:
@@ -131,6 +169,8 @@ def _refuse_outputs(files: list[Path], tables: Path | None, table_format: str, *
         raise RheoscopeError(f"tables cannot be written into {tables}: it is no folder")
     if tables is not None:
         refuse_output(tables / "provenance.json" if tables.is_dir() else tables, overwrite=overwrite)
+    if not (resume or overwrite):
+        refuse_unfinished(partial_of(job.out))
 
 
 def instrument_options(choices: list[str]) -> dict[str, Any]:

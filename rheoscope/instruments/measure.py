@@ -22,7 +22,7 @@ from rheoscope.instruments.fields.fields import Fields
 from rheoscope.instruments.instrument import Instrument
 from rheoscope.instruments.loss import Loss
 from rheoscope.instruments.routing.routing import Routing
-from rheoscope.instruments.scale import Passes, Scale, key_of
+from rheoscope.instruments.scale import Passes, Scale, digest_of, key_of
 from rheoscope.instruments.sinks.sinks import SinkReadings
 from rheoscope.instruments.steering.steering import Steering
 from rheoscope.models.view import ModelView
@@ -68,14 +68,17 @@ def measure(
     }
     weights = weights_hash(view)
     key = key_of(view, corpus, config, weights=weights, processes=scale.processes.size)
+    if (finished := scale.finished(key)) is not None:
+        return finished
     passes = Passes(view, size, scale, scale.opened(view, key), progress)
     passes(corpus, list(active.values()), task="measure")
     datasets = {}
     for name, instrument in active.items():
         data = instrument.finalize()
         datasets[name] = describe(instrument.with_nulls(data, passes, seed) if nulls else data, name)
-    config |= {"command": shlex.join(command), "processes": scale.processes.size}
-    return Run.of(datasets, provenance(view, corpus, config, seconds=time.monotonic() - started, weights=weights))
+    config |= {"command": shlex.join(command)}
+    record = provenance(view, corpus, config, seconds=time.monotonic() - started, weights=weights)
+    return Run.of(datasets, record | {"processes": scale.processes.size, "key": digest_of(key)})
 
 
 def _made(

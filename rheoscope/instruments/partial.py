@@ -124,7 +124,7 @@ def remove_partial(folder: Path) -> None:
     """Removes an unfinished run; raises RheoscopeError for a folder of something else. The key goes last."""
     if _key_in(folder) is not None:
         for path in sorted(folder.iterdir(), key=lambda path: path.name == KEY):
-            path.unlink()
+            path.unlink(missing_ok=True)
     if folder.exists():
         folder.rmdir()
 

@@ -100,11 +100,19 @@ class Processes:
         if self.size > 1 and self.store.check([FAILED]):
             raise Ended("another process of this run has failed")
 
-    def finish(self) -> None:
-        """Returns when all processes have come this far, so that none is taken for gone."""
-        if self.size > 1:
-            self.store.add("finished", 1)
-            self._wait(lambda: self.store.add("finished", 0) == self.size, of=None)
+    def written(self) -> None:
+        """Process 0 says that the run is written; the others wait for that, so that none drops its state too early."""
+        if self.size == 1:
+            return
+        if not self.first:
+            self._wait_for("written", of=0)
+            self.store.add("known", 1)
+            return
+        self.store.set("written", "")
+        until = time.monotonic() + PATIENCE  # it may hold the store, which the others need until they know
+        while self.store.add("known", 0) < self.size - 1 and time.monotonic() < until:
+            self.look()
+            time.sleep(0.02)
 
     def _wait_for(self, name: str, *, of: int) -> None:
         self._wait(lambda: self.store.check([name]), of=of)

@@ -21,6 +21,7 @@ from rheoscope.instruments.partial import EVERY, Partial, refuse_unfinished, rem
 from rheoscope.instruments.processes import Ended, Processes
 from rheoscope.models.interface import taps_of
 from rheoscope.models.view import ModelView
+from rheoscope.run import Run
 
 PACKAGES = ("rheoscope", "torch", "transformers", "tokenizers", "numpy", "scipy", "xarray")
 
@@ -43,7 +44,8 @@ class Scale:
 
     partial: folder for its state while it runs; None: kept nowhere. resume: go on from what the folder holds; without,
     a folder that is there is refused, or removed first with `anew`. every: seconds between two savings, at least.
-    max_memory: bytes that the process may take, by the estimate; None: no bound.
+    max_memory: bytes that the process may take, by the estimate; None: no bound. output: the file that the run will be
+    written to; with `resume`, a run that is there already is returned as it is.
     """
 
     partial: Path | None = None
@@ -53,6 +55,18 @@ class Scale:
     processes: Processes = field(default_factory=Processes)
     stop: Stop = field(default_factory=Stop)
     max_memory: int | None = None
+    output: Path | None = None
+
+    def finished(self, key: Mapping[str, Any]) -> Run | None:
+        """The run that is to be resumed, where it is over and written: read back. None where it is not."""
+        if not self.resume or self.output is None or not self.output.exists():
+            return None
+        run = Run.load(self.output)
+        if run.provenance.get("key") != digest_of(key):
+            raise RheoscopeError(
+                f"{self.output} exists already and is the run of something else: choose another --out, or --overwrite"
+            )
+        return run
 
     def opened(self, view: ModelView, key: Mapping[str, Any]) -> Partial | None:
         """The state of this measurement, once it is sure that it belongs to no other."""
@@ -145,6 +159,11 @@ def key_of(
         "device": view.device.type,
     }
     return json.loads(json.dumps(key))  # as it is read back: lists for tuples
+
+
+def digest_of(key: Mapping[str, Any]) -> str:
+    """SHA-256 of what the numbers of a run depend on."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 
 @cache
