@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from rheoscope.errors import RheoscopeError
+from rheoscope.soundness import refuse_foreign, refuse_unsound
 
 FORMAT = "rheoscope-run"
 FORMAT_VERSION = 1
@@ -77,15 +79,17 @@ def read_tree(path: str | Path) -> xr.DataTree:
     if os.path.isdir(path):
         raise RheoscopeError(f"{path} is a folder; give the path of a run file.")
     try:
+        refuse_unsound(path)
         with xr.open_datatree(path, engine="h5netcdf", decode_timedelta=False) as opened:
             attrs = dict(opened.attrs)
             datasets = {node.path: node.to_dataset(inherit=False).load() for node in opened.subtree}
+        _require_run_format(path, attrs)
+        tree = xr.DataTree.from_dict({group: _restored(dataset) for group, dataset in datasets.items()})
+        refuse_foreign(path, tree, json.loads(attrs.get("provenance", "{}")))
     except (OSError, ValueError, LookupError, RuntimeError, TypeError, AttributeError) as error:
         raise RheoscopeError(
             f"{path} is not a run file, or it is damaged or incomplete; measure again ({_reason(error)})."
         ) from error
-    _require_run_format(path, attrs)
-    tree = xr.DataTree.from_dict({group: _restored(dataset) for group, dataset in datasets.items()})
     tree.attrs = {key: value for key, value in attrs.items() if key not in ("format", "format_version")}
     return tree
 
@@ -107,7 +111,7 @@ def _part(target: Path) -> Path:
 
 
 def _require_run_format(path: Path, attrs: dict) -> None:
-    if attrs.get("format") != FORMAT:
+    if not isinstance(attrs.get("format"), str) or attrs["format"] != FORMAT:
         raise RheoscopeError(f"{path} is a netCDF file, but not one that rheoscope wrote.")
     if attrs["format_version"] > FORMAT_VERSION:
         raise RheoscopeError(

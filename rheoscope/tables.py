@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 
 _SIBLING = re.compile(r"(?P<base>.+?)_(?P<role>se|null(?:_[a-z0-9]+)*)")
-_REDUCTIONS = {
+REDUCTIONS = {
     "value": np.squeeze,
     "mean": np.mean,
     "median": np.median,
@@ -131,4 +131,4 @@ def _reading(value: xr.DataArray, beside: dict[str, xr.DataArray], instrument: s
 def _reduced(values: xr.DataArray, how: str) -> float:
     """NaN entries are places where the quantity is not defined and are left out; NaN where it is defined nowhere."""
     defined = values.values[~np.isnan(values.values)]
-    return float(_REDUCTIONS["value" if values.size == 1 else how](defined)) if defined.size else float("nan")
+    return float(REDUCTIONS["value" if values.size == 1 else how](defined)) if defined.size else float("nan")

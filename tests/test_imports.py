@@ -8,7 +8,7 @@ import rheoscope
 PACKAGE = Path(rheoscope.__file__).parent
 FLOORS = (
     {"errors"},
-    {"linalg", "stats", "storage", "tables", "run"},
+    {"linalg", "stats", "soundness", "storage", "tables", "run"},
     {"models", "corpus"},
     {"instruments", "theory"},
     {"surgery", "nets"},

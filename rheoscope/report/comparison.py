@@ -60,7 +60,20 @@ class Comparison:
 
 
 def compared(before: Run, after: Run) -> Comparison:
-    """The differences after - before. Raises RheoscopeError for runs that have no quantity in common."""
+    """The differences after - before. Raises RheoscopeError for runs that have no quantity in common.
+
+    And for a run that was changed by hand so that it cannot be compared.
+    """
+    try:
+        return _compared(before, after)
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise RheoscopeError(
+            f"the runs cannot be compared ({type(error).__name__}: {error}); one was changed after it was measured, or "
+            "comes from another version of rheoscope: measure again"
+        ) from error
+
+
+def _compared(before: Run, after: Run) -> Comparison:
     first, second = before.provenance, after.provenance
     hashes = [part.get("text", {}).get("hash") for part in (first, second)]
     same_text = hashes[0] is not None and hashes[0] == hashes[1]

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 from plotly.utils import PlotlyJSONEncoder
 
+from rheoscope.errors import RheoscopeError
 from rheoscope.instruments.catalog import CATALOG, Quantity
 from rheoscope.report import theme
 from rheoscope.report.facts import checks, facts, in_one_line, name_of, tiles
@@ -24,9 +25,31 @@ from rheoscope.report.sections import SECTIONS
 from rheoscope.report.words import visible
 from rheoscope.run import Run
 
+# What drawing raises for arrays and records of other kinds than rheoscope measures.
+UNDRAWABLE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
+
 
 def html(run: Run) -> str:
-    """The page as text. It opens from disk, holds its own script, and its policy forbids every request."""
+    """The page as text. It opens from disk, holds its own script, and its policy forbids every request.
+
+    Raises RheoscopeError for a run that was changed by hand so that it cannot be drawn.
+    """
+    try:
+        return _page(run)
+    except UNDRAWABLE as error:
+        raise RheoscopeError(undrawable(run, error)) from error
+
+
+def undrawable(run: Run, error: BaseException) -> str:
+    """The sentence for a run that cannot be drawn."""
+    held = ", ".join(run.instruments) or "no instrument"
+    return (
+        f"a run that holds {held} cannot be drawn ({type(error).__name__}: {error}); it was changed after it was "
+        "measured, or comes from another version of rheoscope: measure again"
+    )
+
+
+def _page(run: Run) -> str:
     provenance = run.provenance
     sections = [
         {"title": section.title, "id": anchor(section.title), "lead": section.lead, "panels": _panels(section, run)}

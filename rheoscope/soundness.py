@@ -1,0 +1,81 @@
+"""What a file must be before it is read as a run: all in itself, no larger than its bytes can hold, plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import xarray as xr
+
+from rheoscope.errors import RheoscopeError
+from rheoscope.tables import REDUCTIONS
+
+SMALL = 2**20  # bytes; an array up to this size may claim to be anything
+DEFLATION = 1040  # zlib makes nothing smaller than by a factor of 1032
+WORDS = ("units", "long_name", "description", "equation", "source", "summary")
+MAPPINGS = ("model", "text", "config", "versions")
+
+
+def refuse_unsound(path: Path) -> None:
+    """Raise RheoscopeError for links that lead elsewhere, and for arrays that claim more numbers than are stored.
+
+    A few bytes can claim an array of any size, which would be taken from memory before it is found to be empty, and
+    can name another file to be read in their place. Raises what h5py raises for a file that is no HDF5.
+    """
+    with h5py.File(path, "r") as file:
+        for name, link in _links(file):
+            if not isinstance(link, h5py.HardLink):
+                raise RheoscopeError(f"{path}: {name} leads elsewhere, which no run does; measure again.")
+            found = file[name]
+            if isinstance(found, h5py.Dataset):
+                _refuse_unsound_array(path, name, found)
+
+
+def _links(group: h5py.Group, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every link below a group. A group that holds itself is not entered twice."""
+    waiting, seen = [(group, prefix)], {h5py.h5o.get_info(group.id).addr}
+    while waiting:
+        parent, prefix = waiting.pop()
+        for key in parent:
+            link = parent.get(key, getlink=True)
+            yield f"{prefix}{key}", link
+            child = parent[key] if isinstance(link, h5py.HardLink) else None
+            if isinstance(child, h5py.Group) and (place := h5py.h5o.get_info(child.id).addr) not in seen:
+                seen.add(place)
+                waiting.append((child, f"{prefix}{key}/"))
+
+
+def _refuse_unsound_array(path: Path, name: str, array: h5py.Dataset) -> None:
+    if array.is_virtual or array.external:
+        raise RheoscopeError(f"{path}: {name} is kept in another file, as in no run; measure again.")
+    size = (array.size or 0) * array.dtype.itemsize
+    if size > max(SMALL, DEFLATION * array.id.get_storage_size()):
+        raise RheoscopeError(
+            f"{path}: {name} claims {size:.2g} bytes and cannot hold them; the file is damaged: measure again."
+        )
+
+
+def refuse_foreign(path: Path, tree: xr.DataTree, provenance: object) -> None:
+    """Raise RheoscopeError for a tree that rheoscope did not write: provenance, or what describes an array."""
+    if not isinstance(provenance, Mapping):
+        raise RheoscopeError(f"{path} has no provenance that can be read; the file is damaged: measure again.")
+    for key in MAPPINGS:
+        if not isinstance(provenance.get(key, {}), Mapping):
+            raise RheoscopeError(f"{path}: its provenance holds no mapping under {key!r}; measure again.")
+    for name, dataset in tree.children.items():
+        for variable in dataset.to_dataset().variables.values():
+            _refuse_foreign_attributes(f"{path}: {name}", variable)
+
+
+def _refuse_foreign_attributes(where: str, variable: xr.Variable) -> None:
+    for key in WORDS:
+        if not isinstance(variable.attrs.get(key, ""), str):
+            raise RheoscopeError(f"{where} has an array whose {key} is no text; the file is damaged: measure again.")
+    how, n = variable.attrs.get("summary", ""), variable.attrs.get("n", 0)
+    if how and (how not in REDUCTIONS or variable.dtype.kind not in "fiub"):
+        raise RheoscopeError(f"{where} has an array to be summed up by {how!r}; the file is damaged: measure again.")
+    if np.ndim(n) or not np.issubdtype(np.asarray(n).dtype, np.number):
+        raise RheoscopeError(f"{where} has an array whose n is no number; the file is damaged: measure again.")
