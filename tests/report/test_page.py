@@ -94,6 +94,11 @@ def test_hostile_text_is_escaped_wherever_it_comes_from():
     page.encode("utf-8", "strict")
 
 
+def test_the_page_prints_the_first_tokens_in_order(page):
+    shown = re.findall(r'<bdi class="token">(.*?)</bdi>', page)
+    assert shown == ["&lt;|begin|&gt;", "The", " flow", " of", "\\n", " Naïve", "\\u202e", "…"]
+
+
 def test_the_data_element_holds_no_markup(page):
     text = re.search(r'id="data">(.*?)</script>', page, re.S)[1]
     assert not set("<>&") & set(text)
