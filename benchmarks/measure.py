@@ -108,6 +108,13 @@ def opened(arguments: argparse.Namespace, n_windows: int) -> tuple[ModelView, Co
 
 def random_view() -> ModelView:
     """A Llama of SmolLM2-135M's shape with random weights, and the built-in model's tokenizer."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_random(folder)
+        return rheoscope.load(folder)
+
+
+def save_random(folder: str) -> None:
+    """Write that model and tokenizer to a folder."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=49152,
@@ -120,10 +127,8 @@ def random_view() -> ModelView:
         tie_word_embeddings=True,
     )
     tokenizer = rheoscope.load(f"builtin:{next(iter(builtin_models()))}").tokenizer
-    with tempfile.TemporaryDirectory() as folder:
-        LlamaForCausalLM(config).save_pretrained(Path(folder))
-        tokenizer.save_pretrained(Path(folder))
-        return rheoscope.load(folder)
+    LlamaForCausalLM(config).save_pretrained(Path(folder))
+    tokenizer.save_pretrained(Path(folder))
 
 
 @torch.no_grad()
