@@ -26,3 +26,7 @@ def _shortened(sentence: str) -> str:
 
 def _spelled(letter: str) -> str:
     return letter.encode("unicode_escape").decode("ascii")
+
+
+class Stopped(RheoscopeError):  # noqa: N818 - it is what was asked for
+    """A run was told to stop from outside. The command line exits with 143."""

@@ -13,9 +13,10 @@ from rheoscope.cli.measure import measure, report
 from rheoscope.cli.models import check, models
 from rheoscope.cli.prescribe import prescribe
 from rheoscope.cli.train import train
-from rheoscope.errors import RheoscopeError
+from rheoscope.errors import RheoscopeError, Stopped
 
 INTERRUPTED = 130
+TERMINATED = 143  # 128 + SIGTERM
 
 app = typer.Typer(
     name="rheoscope",
@@ -47,7 +48,7 @@ def main() -> None:
         app(prog_name=app.info.name)
     except RheoscopeError as error:
         print(f"rheoscope: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(TERMINATED if isinstance(error, Stopped) else 2)
     except SystemExit as end:
         if end.code == INTERRUPTED:  # which typer makes of Ctrl-C
             print("rheoscope: interrupted; no file was left half-written", file=sys.stderr)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from rheoscope.cli.console import err, out
-from rheoscope.errors import RheoscopeError
+from rheoscope.errors import RheoscopeError, Stopped
 
 if TYPE_CHECKING:
     from rheoscope.instruments.processes import Processes
@@ -158,7 +158,6 @@ def refuse_shared(processes: Processes, models: Sequence[str], text: Sequence[st
 @contextmanager
 def stoppable(stop: Stop, partial: Path) -> Iterator[None]:
     """A block in which SIGTERM, as schedulers and torchrun send it, ends the run with its state kept if possible."""
-    from rheoscope.instruments.scale import Stopped
 
     def asked(_signal: int, _frame: object) -> None:
         if stop.heeded and not stop.asked:

@@ -84,6 +84,7 @@ def measure(
         "seed": seed,
     }
     from rheoscope.instruments.partial import partial_of, remove_partial
+    from rheoscope.instruments.scale import Stop
 
     with shared() as processes:
         loading["device"] = own_device(device, processes)
@@ -91,9 +92,10 @@ def measure(
         def one(job: Job) -> None:
             if processes.first:
                 _refuse_outputs(job, table_format, resume=resume, overwrite=overwrite)
-            view, corpus = opened(job.model, text, loading=loading, **reading)
-            scale = {"resume": resume, "anew": overwrite and not resume, "processes": processes}
-            run, is_new = _measured(job, view, corpus, measuring, scale, overwrite=overwrite)
+            stop, scale = Stop(), {"resume": resume, "anew": overwrite and not resume, "processes": processes}
+            with stoppable(stop, partial_of(job.out)):
+                view, corpus = opened(job.model, text, loading=loading, **reading)
+                run, is_new = _measured(job, view, corpus, measuring, scale | {"stop": stop}, overwrite=overwrite)
             if processes.first:
                 _write(job, run, table_format, is_new=is_new, overwrite=overwrite)
                 remove_partial(partial_of(job.out))
@@ -111,13 +113,12 @@ def _measured(
     """The run of one model, and whether it is a new one: one that is over is read back where it is to be resumed."""
     from rheoscope.instruments.measure import measure as measured
     from rheoscope.instruments.partial import partial_of
-    from rheoscope.instruments.scale import Scale, Stop
+    from rheoscope.instruments.scale import Scale
 
-    stop, partial = Stop(), partial_of(job.out)
     is_new = overwrite or not job.out.exists()
-    how = Scale(partial=partial, stop=stop, output=None if is_new else job.out, **scale)
+    how = Scale(partial=partial_of(job.out), output=None if is_new else job.out, **scale)
     command = ["rheoscope", *sys.argv[1:]]
-    with stoppable(stop, partial), progress() as shown:
+    with progress() as shown:
         return measured(view, corpus, **measuring, command=command, progress=shown, scale=how), is_new
 
 

@@ -66,21 +66,26 @@ class Processes:
                 "give all processes the same model, text and options"
             )
 
-    def merge(self, readers: Sequence[object], *, number: int) -> None:
-        """What all processes have gathered in pass `number`, in the readers of each."""
+    def merge(self, readers: Sequence[object], *, number: int, idle: Callable[[], None]) -> None:
+        """What all processes have gathered in pass `number`, in the readers of each; `idle` while others still read."""
         if self.size == 1:
             return
         parts = dict(enumerate(readers))
         with _explained():
             if self.first:
+                ready = [f"ready {number} {other}" for other in range(1, self.size)]
+                if not self.store.check(ready):
+                    idle()
                 for other in range(1, self.size):
-                    self._wait_for(f"ready {number} {other}", of=other)
+                    self._wait_for(ready[other - 1], of=other)
                     self.store.set(f"turn {number} {other}", "")
                     take_in(parts, dict(_received(lambda array, other=other: dist.recv(array, other))))
                 self.store.set(f"merged {number}", "")
                 _handed_on(state_of(parts), lambda array: dist.broadcast(array, 0))
             else:
                 self.store.set(f"ready {number} {self.rank}", "")
+                if not self.store.check([f"turn {number} {self.rank}"]):
+                    idle()
                 self._wait_for(f"turn {number} {self.rank}", of=0)
                 _handed_on(state_of(parts), lambda array: dist.send(array, 0))
                 self._wait_for(f"merged {number}", of=0)

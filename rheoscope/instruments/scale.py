@@ -14,7 +14,7 @@ from typing import Any
 
 import rheoscope
 from rheoscope.corpus import Batch, Corpus, batches
-from rheoscope.errors import RheoscopeError
+from rheoscope.errors import RheoscopeError, Stopped
 from rheoscope.instruments.engine import Progress, run_pass
 from rheoscope.instruments.instrument import Instrument
 from rheoscope.instruments.partial import EVERY, Partial, refuse_unfinished, remove_partial
@@ -23,11 +23,8 @@ from rheoscope.models.interface import taps_of
 from rheoscope.models.view import ModelView
 from rheoscope.run import Run
 
+ROOMS = ("linalg", "stats", "corpus", "models", "nets", "theory", "instruments")
 PACKAGES = ("rheoscope", "torch", "transformers", "tokenizers", "numpy", "scipy", "xarray")
-
-
-class Stopped(RheoscopeError):  # noqa: N818 - it is what was asked for
-    """The run was told to stop, and what it has gathered is kept."""
 
 
 @dataclass
@@ -106,7 +103,7 @@ class Passes:
             total=windows[2] - windows[0],
             progress=self.progress,
         )
-        self.scale.processes.merge(readers, number=number)
+        self.scale.processes.merge(readers, number=number, idle=lambda: self._save(number, readers, done=len(share)))
 
     def _watched(
         self, number: int, left: Iterator[Batch], readers: Sequence[Instrument], *, done: int
@@ -122,16 +119,20 @@ class Passes:
             except Ended:
                 self._save(number, readers, done=done)
                 raise
-            if stop.asked:
-                self._save(number, readers, done=done)
-                raise Stopped(f"stopped; what was read is kept in {self.scale.partial}: go on with --resume")
-            if self.partial is not None and self.partial.is_due:
+            if stop.asked or (self.partial is not None and self.partial.is_due):
                 self._save(number, readers, done=done)
         stop.heeded = False
 
     def _save(self, number: int, readers: Sequence[Instrument], *, done: int) -> None:
-        if self.partial is not None:
-            self.partial.save(number, readers, done=done)
+        """Keeps the state of a pass; a request to stop that comes meanwhile, or came before, is heeded then."""
+        stop = self.scale.stop
+        if self.partial is None:
+            return
+        heeded, stop.heeded = stop.heeded, True
+        self.partial.save(number, readers, done=done)
+        stop.heeded = heeded
+        if stop.asked:
+            raise Stopped(f"told to stop; what was read is kept in {self.partial.folder}: go on with --resume")
 
 
 def refuse_edits(view: ModelView) -> None:
@@ -168,8 +169,8 @@ def digest_of(key: Mapping[str, Any]) -> str:
 
 @cache
 def code_hash() -> str:
-    """SHA-256 over the program text of this package."""
+    """SHA-256 over the program text of the rooms that numbers come from."""
     digest, root = hashlib.sha256(), Path(rheoscope.__file__).parent
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for room in ROOMS for path in (root / room).rglob("*.py")):
         digest.update(f"{path.relative_to(root)} ".encode() + path.read_bytes())
     return digest.hexdigest()

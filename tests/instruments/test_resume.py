@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from rheoscope.errors import RheoscopeError
+from rheoscope.errors import RheoscopeError, Stopped
 from rheoscope.instruments import partial as partials
 from rheoscope.instruments.measure import INSTRUMENTS, measure
 from rheoscope.instruments.partial import KEY, Partial
-from rheoscope.instruments.scale import Scale, Stop, Stopped
+from rheoscope.instruments.scale import Scale, Stop
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.edits import edited
 from tests.tiny import tiny
@@ -201,7 +201,7 @@ def test_a_run_that_is_told_to_stop_keeps_what_it_has_read(view, folder, whole):
     def progress(task, done, total):
         stop.asked = done == 6
 
-    with pytest.raises(Stopped, match=r"what was read is kept in .*run.nc.partial: go on with --resume"):
+    with pytest.raises(Stopped, match=r"told to stop; what was read is kept in .*run.nc.partial: go on with --resume"):
         measure(view, CORPUS, instruments=SOME, batch_size=2, progress=progress, scale=Scale(folder, stop=stop))
     with np.load(folder / "pass-0-of-0.npz") as state:
         assert int(state["batches"]) == 3
