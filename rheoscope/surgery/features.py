@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rheoscope.errors import RheoscopeError
-from rheoscope.nets.linear import causal_sums, elu_feature
+from rheoscope.nets.linear import elu_feature, normalised_sums
 
 
 def softmax_feature(x: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape twice"]:
     """[softmax(x), softmax(-x)] over the coordinates of a head."""
-    return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1)
+    return torch.stack([x, -x], -2).softmax(-1).flatten(-2)
 
 
 def taylor_feature(x: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape wide"]:
@@ -61,25 +61,25 @@ def feature_attention(
     Head h reads key head h // n_rep; a state is kept once per key head. A query before any valid key gives 0. Half
     precision is summed in float32.
     """
+    if query.shape[2] > 1:
+        return normalised_sums(query, key, value, feature=FEATURES[feature], valid=valid, state=state)
+    return _one_token(query, key, value, feature=FEATURES[feature], valid=valid, state=state)
+
+
+def _one_token(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    feature: Callable[[Tensor], Tensor],
+    valid: Tensor | None,
+    state: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(value.dtype, torch.float32)
-    function = FEATURES[feature]
-    q, k, v = function(query.to(wide)), function(key.to(wide)), pad(value.to(wide), (0, 1), value=1.0)
-    if valid is not None:
-        k = k * valid[:, None, :, None]
-    sums, state = _one_token(q, k, v, state) if q.shape[2] == 1 else _in_chunks(q, k, v, state)
-    total = sums[..., -1:].clamp_min(torch.finfo(wide).tiny)
-    return (sums[..., :-1] / total).to(value.dtype), state
-
-
-def _one_token(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    q, k, v = feature(query.to(wide)), feature(key.to(wide)), pad(value.to(wide), (0, 1), value=1.0)
+    v = v if valid is None else v * valid[:, None, :, None]
     added = k.mT * v
     state = added if state is None else state + added
-    grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
-    return (grouped @ state).reshape(*q.shape[:-1], -1), state
-
-
-def _in_chunks(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    n_rep = q.shape[1] // k.shape[1]
-    k, v, state = (x if x is None or n_rep == 1 else x.repeat_interleave(n_rep, 1) for x in (k, v, state))
-    sums, state = causal_sums(q, k, v, state=state)
-    return sums, state[:, ::n_rep]
+    sums = (q.reshape(len(q), k.shape[1], -1, q.shape[-1]) @ state).reshape(*q.shape[:-1], -1)
+    total = sums[..., -1:].clamp_min(torch.finfo(wide).tiny)
+    return (sums[..., :-1] / total).to(value.dtype), state
