@@ -31,6 +31,7 @@ from rheoscope.models.checkpoint import (
     refuse_non_finite,
     refuse_pickled,
 )
+from rheoscope.models.claims import own_numbers, refuse_changed, refuse_claims, stamp, weight_files
 from rheoscope.models.gguf_file import correct_positions
 from rheoscope.models.view import ModelView, refuse_config
 
@@ -154,7 +155,11 @@ def _model(place: _Place, settings: dict[str, Any], *, trust_remote_code: bool) 
     found = model_class(ref, config, trust_remote_code=trust_remote_code)
     if settings["dtype"] == torch.float64:
         config._experts_implementation = "eager"  # grouped matrix products take no float64
+    files = weight_files(place.folder, place.gguf)
     with explained(f"the weights of {ref}", "correct config.json, or fetch or save the checkpoint again"):
+        before = stamp(files)
+        if files and not (trust_remote_code and getattr(config, "auto_map", None)):
+            refuse_claims(ref, found, config, files)
         model, info = found.from_pretrained(
             place.where,
             config=config,
@@ -164,7 +169,9 @@ def _model(place: _Place, settings: dict[str, Any], *, trust_remote_code: bool) 
             **settings,
             **options,
         )
+        refuse_changed(ref, before, files)
     refuse_incomplete(ref, model, info)
+    own_numbers(model)
     if place.gguf:
         _forget_quantisation(model)
     return model
