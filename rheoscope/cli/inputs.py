@@ -26,7 +26,9 @@ Models = Annotated[
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="float64, float32, bfloat16, float16, or auto.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, mps, map (spread over all devices), or auto.")]
+Device = Annotated[
+    str, typer.Option(help="cpu, cuda, mps, map (over all devices), disk (weights stay there), or auto.")
+]
 Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything that is drawn at random.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]

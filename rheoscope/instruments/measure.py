@@ -25,6 +25,7 @@ from rheoscope.instruments.routing.routing import Routing
 from rheoscope.instruments.scale import Passes, Scale, digest_of, key_of
 from rheoscope.instruments.sinks.sinks import SinkReadings
 from rheoscope.instruments.steering.steering import Steering
+from rheoscope.models.placement import stored
 from rheoscope.models.view import ModelView
 from rheoscope.run import Run
 
@@ -140,11 +141,10 @@ def provenance(
 
 
 def weights_hash(view: ModelView) -> str:
-    """SHA-256 over names, shapes and bytes of all parameters."""
+    """SHA-256 over names, shapes and bytes of all parameters, wherever they are kept."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(view.model.named_parameters()):
+    for name, parameter in stored(view.model):
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        if not parameter.is_meta:
-            flat = parameter.detach().contiguous().cpu().reshape(-1)
-            digest.update(memoryview(flat.view(torch.uint8).numpy()))
+        flat = parameter.contiguous().cpu().reshape(-1)
+        digest.update(memoryview(flat.view(torch.uint8).numpy()))
     return digest.hexdigest()

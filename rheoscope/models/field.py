@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rheoscope.errors import Refused
 from rheoscope.models.families import Residual
+from rheoscope.models.placement import at_hand
 
 if TYPE_CHECKING:
     from rheoscope.models.view import ModelView
@@ -45,7 +46,8 @@ def ffn_derivative(
     view: ModelView, layer: int, x: Float[Tensor, "... d_model"], direction: Float[Tensor, "... d_model"]
 ) -> tuple[Float[Tensor, "... d_model"], Float[Tensor, "... d_model"]]:
     """Φ(x) and its derivative DΦ(x)·direction, by forward differentiation of the model's own modules."""
-    return derivative(lambda place: ffn_field(view, layer, place), x.to(view.dtype), direction.to(view.dtype))
+    with at_hand(view.blocks[layer]):
+        return derivative(lambda place: ffn_field(view, layer, place), x.to(view.dtype), direction.to(view.dtype))
 
 
 def derivative(

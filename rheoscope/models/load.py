@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,20 +52,30 @@ class _Place:
     unreachable: bool = False  # on a hub that does not answer: the local cache is all there is
 
 
-def load(ref: str | Path, *, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False) -> ModelView:
+def load(
+    ref: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    device_map: Mapping[str, str | int] | None = None,
+    trust_remote_code: bool = False,
+) -> ModelView:
     """The model at `ref`, ready to be measured.
 
     ref: a hub name (`org/name`, `org/name@revision`), a folder with config.json and safetensors, a .gguf file
     (dequantised, so that it can be saved later), or `builtin:NAME`.
     dtype: float64, float32, bfloat16, float16, or auto: the checkpoint's own on an accelerator, float32 on a CPU.
-    device: cpu, cuda, mps, …, or auto: the accelerator there is, else the CPU; `map` spreads over all devices.
+    device: cpu, cuda, mps, …, or auto: the accelerator there is, else the CPU. `map` spreads over all devices, the CPU
+    and, where those do not hold it, the disk; `disk` leaves all weights on disk and reads them as each module runs.
+    device_map: accelerate's, module → device, cpu or disk, in the place of `device`.
 
     Pickled weights are never read. Raises RheoscopeError in one sentence for whatever cannot be opened, and Refused
     for a family that cannot be measured.
     """
     place = _located(str(ref))
     chosen = _device(device)
-    settings = {"dtype": _dtype(dtype, chosen), "device_map": "auto" if device == "map" else {"": chosen}}
+    placed = dict(device_map) if device_map else {"map": "auto", "disk": {"": "disk"}}.get(device, {"": chosen})
+    settings = {"dtype": _dtype(dtype, chosen), "device_map": placed}
     with _quiet(place):
         model = _model(place, settings, trust_remote_code=trust_remote_code)
         tokenizer = _tokenizer(place, trust_remote_code=trust_remote_code)
@@ -211,7 +221,7 @@ def _quiet(place: _Place) -> Iterator[None]:
 
 
 def _device(device: str) -> str:
-    if device not in ("auto", "map"):
+    if device not in ("auto", "map", "disk"):
         try:
             if torch.empty(0, device=device).is_meta:
                 raise RheoscopeError("device 'meta' asked for; it holds no numbers: give cpu, cuda, mps or auto")
@@ -220,6 +230,8 @@ def _device(device: str) -> str:
                 f"device {device!r} asked for and not usable ({first_line(error)}): give cpu, cuda, mps or auto"
             ) from None
         return device
+    if device == "disk":
+        return "cpu"
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"

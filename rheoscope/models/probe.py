@@ -19,6 +19,7 @@ from rheoscope.errors import Refused
 from rheoscope.models.attention import Attention
 from rheoscope.models.checkpoint import first_line
 from rheoscope.models.interface import LayerTaps, attention_by, attention_tapped
+from rheoscope.models.placement import execution_device
 
 N_TOKENS = 4
 WAY_OUT = "use a family of docs/families.md"
@@ -95,7 +96,8 @@ def _last_hidden_state(model: PreTrainedModel, fault: str = "", way_out: str = "
     takes = inspect.signature(model.base_model.forward).parameters
     try:
         embeddings = model.get_input_embeddings()
-        tokens = torch.arange(1, N_TOKENS + 1, device=embeddings.weight.device)[None] % embeddings.weight.shape[0]
+        device = execution_device(embeddings, embeddings.weight)
+        tokens = torch.arange(1, N_TOKENS + 1, device=device)[None] % embeddings.weight.shape[0]
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         return model.base_model(**inputs, **({"use_cache": False} if "use_cache" in takes else {})).last_hidden_state
     except torch.OutOfMemoryError:

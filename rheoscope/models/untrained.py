@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import nn
 
 from rheoscope.errors import Refused, RheoscopeError
+from rheoscope.models.placement import at_hand, has_numbers
 from rheoscope.models.view import ModelView
 
 _RUNNING: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models with an untrained null under way
@@ -23,17 +24,18 @@ _RUNNING: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models with an untra
 def untrained(view: ModelView, seed: int) -> Iterator[None]:
     """Run every block and embedding with freshly initialised weights while the block lasts; the head stays as it is.
 
-    Initialisation is the model's own (`_init_weights`), reproducible to the seed. Raises Refused for offloaded or
-    quantised weights, whose parameters cannot be exchanged, RheoscopeError inside another such block.
+    Initialisation is the model's own (`_init_weights`), reproducible to the seed. Raises Refused for quantised weights,
+    which cannot be exchanged, RheoscopeError inside another such block.
     """
-    if any(p.is_meta or not p.is_floating_point() for p in view.model.parameters()):
-        raise Refused("an untrained null was asked for; the weights are offloaded or quantised: measure without nulls")
+    if not has_numbers(view.model):
+        raise Refused("an untrained null was asked for; the weights are quantised or missing: measure without nulls")
     if view.model in _RUNNING:
         raise RheoscopeError("an untrained null was asked for inside another of the same model: end that one first")
     swaps = [_Swap(view, module, seed * 10_007 + index) for index, module in enumerate(_groups(view))]
     with ExitStack() as undo:
         _RUNNING.add(view.model)
         undo.callback(_RUNNING.discard, view.model)
+        undo.enter_context(at_hand(*(swap.module for swap in swaps if not swap.whole)))
         for swap in swaps:
             undo.callback(swap.restore)
             undo.callback(swap.module.register_forward_pre_hook(swap.exchange).remove)
@@ -60,10 +62,12 @@ class _Swap:
         self.view, self.module, self.seed = view, module, seed
         self.whole = any(module is block for block in view.blocks)
         self.trained: dict[torch.Tensor, torch.Tensor] = {}
+        self.fetched = ExitStack()
 
     def exchange(self, *_: object) -> None:
         """Fresh weights in, trained ones kept. First restores what a pass that broke off may have left."""
         self.restore()
+        self.fetched.enter_context(at_hand(self.module) if self.whole else nullcontext())
         parameters = list(self.module.parameters(recurse=self.whole))
         buffers = list(self.module.buffers(recurse=self.whole))  # initialisation writes to these too
         self.trained = {tensor: tensor.data for tensor in (*parameters, *buffers)}
@@ -88,3 +92,4 @@ class _Swap:
         for tensor, data in self.trained.items():
             tensor.data = data
         self.trained = {}
+        self.fetched.close()

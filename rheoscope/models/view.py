@@ -16,6 +16,7 @@ from rheoscope.errors import Refused
 from rheoscope.models.attention import Workspace
 from rheoscope.models.families import FAMILIES, REFUSED, REFUSED_KINDS, Family
 from rheoscope.models.interface import Tap
+from rheoscope.models.placement import execution_device
 from rheoscope.models.probe import attention_calls, numbered_blocks, one_stream, sees_the_future
 from rheoscope.models.taps import tapped
 from rheoscope.models.weights import HeadWeights
@@ -121,7 +122,9 @@ class ModelView:
 
     @property
     def device(self) -> torch.device:
-        return self.model.get_input_embeddings().weight.device
+        """Where tokens go in, whether or not the embedding is there at the moment."""
+        embeddings = self.model.get_input_embeddings()
+        return execution_device(embeddings, embeddings.weight)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rheoscope.errors import Refused
 from rheoscope.models.families import Packing, Rope
+from rheoscope.models.placement import linear_map, numbers, stored
 
 if TYPE_CHECKING:
     from rheoscope.models.view import ModelView, Sizes
@@ -58,7 +59,7 @@ class HeadWeights:
 
     def b_O(self, layer: int) -> Float[Tensor, " d_model"]:
         """Output bias; zero where the family has none."""
-        bias = getattr(self.view.part(layer, self.view.family.o), "bias", None)
+        bias = self._numbers(self.view.part(layer, self.view.family.o), "bias")
         return torch.zeros(self.view.d_model, dtype=self.view.dtype, device=self.view.device) if bias is None else bias
 
     def gain(self, layer: int) -> Float[Tensor, " d_model"]:
@@ -69,7 +70,7 @@ class HeadWeights:
         family = self.view.family
         path = family.norm_attn
         post = path is not None and family.residual.name == "POST_NORM"
-        weight = None if path is None or post else getattr(self.view.part(layer, path), "weight", None)
+        weight = None if path is None or post else self._numbers(self.view.part(layer, path), "weight")
         if weight is None:
             return torch.ones(self.view.d_model, dtype=self.view.dtype, device=self.view.device)
         return weight + 1 if family.unit_offset else weight
@@ -88,8 +89,8 @@ class HeadWeights:
         gain = torch.ones(heads, 1, self.view.d_head, dtype=self.view.dtype, device=self.view.device)
         if path is None:
             return gain
-        weights = [weight for name, weight in self.view.part(layer, path).named_parameters() if "weight" in name]
-        weight = torch.cat([weight.reshape(-1, self.view.d_head) for weight in weights])[:, None]
+        weights = [weight for name, weight in stored(self.view.part(layer, path)) if "weight" in name]
+        weight = torch.cat([weight.reshape(-1, self.view.d_head) for weight in weights])[:, None].to(gain.device)
         return gain * (weight + 1 if self.view.family.unit_offset else weight)
 
     def projected(
@@ -191,7 +192,7 @@ class HeadWeights:
         family, view = self.view.family, self.view
         if family.qkv is None:
             paths = (family.q, family.k, family.v)
-            biases = [getattr(view.part(layer, path), "bias", None) for path in paths]
+            biases = [self._numbers(view.part(layer, path), "bias") for path in paths]
             sizes = (view.d_head, view.d_head, view.d_value)
             zeros = [
                 torch.zeros(h * d, dtype=view.dtype, device=view.device)
@@ -200,7 +201,7 @@ class HeadWeights:
             biases = [zero if bias is None else bias for bias, zero in zip(biases, zeros, strict=True)]
             q, k, v = (rearrange(b, "(h d) -> h d", h=h) for b, h in zip(biases, self._heads(layer), strict=True))
         else:
-            bias = getattr(view.part(layer, family.qkv), "bias", None)
+            bias = self._numbers(view.part(layer, family.qkv), "bias")
             if bias is None:
                 bias = torch.zeros(sum(self._heads(layer)) * view.d_head, dtype=view.dtype, device=view.device)
             q, k, v = (packed[:, 0] for packed in self._unpacked(layer, bias[None]))
@@ -234,11 +235,10 @@ class HeadWeights:
         return per_group.repeat_interleave(size.n_heads // size.n_kv_heads, dim)
 
     def _in_out(self, module: nn.Module) -> Float[Tensor, "inputs outputs"]:
-        """The weight of a projection as [in, out]; refused when it is not stored as plain floating-point numbers."""
-        weight = module.weight
-        if weight.is_meta or not weight.is_floating_point() or type(weight) not in (nn.Parameter, Tensor):
-            raise Refused(
-                f"weights of {type(module).__name__} are quantised, offloaded or wrapped and have no numbers to read: "
-                "load the model dequantised"
-            )
-        return weight.detach() if self.view.family.transposed else weight.detach().T
+        """The weight of a projection as [in, out], wherever and however it is kept."""
+        return linear_map(module, transposed=self.view.family.transposed).to(self.view.device)
+
+    def _numbers(self, module: nn.Module, name: str) -> Tensor | None:
+        """A bias or gain of a module; None where it has none."""
+        found = numbers(module, name)
+        return None if found is None else found.to(self.view.device)

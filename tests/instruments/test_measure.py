@@ -239,7 +239,7 @@ def test_weights_that_cannot_be_exchanged_leave_the_untrained_null_out_and_nothi
     model = tiny("gpt2")
     model.register_parameter("quantised", torch.nn.Parameter(torch.zeros(1, dtype=torch.int8), requires_grad=False))
     routing = measure(ModelView(model), CORPUS, instruments=["routing"])["routing"]
-    assert "offloaded or quantised" in routing.attrs["null_refused"]
+    assert "quantised or missing" in routing.attrs["null_refused"]
     assert "routing_share_null" not in routing
     assert "routing_share_null_gaussian" in routing
 
@@ -262,6 +262,7 @@ def test_a_run_says_what_was_measured_and_on_what():
     assert record["model"]["parameters"] == sum(p.numel() for p in view.model.parameters())
     assert record["text"]["hash"] == CORPUS.hash
     assert record["text"]["tokens"] == CORPUS.lengths.sum()
+    assert record["text"]["window"] == 29
     assert record["versions"]["torch"] == torch.__version__
 
 

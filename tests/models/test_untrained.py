@@ -196,7 +196,7 @@ def test_a_null_inside_a_null_is_refused_and_one_after_it_is_not():
 def test_weights_that_cannot_be_exchanged_are_refused(weight):
     view = viewed("llama")
     view.model.register_parameter("more", nn.Parameter(weight, requires_grad=False))
-    with pytest.raises(Refused, match="the weights are offloaded or quantised: measure without nulls"):
+    with pytest.raises(Refused, match="the weights are quantised or missing: measure without nulls"):
         untrained(view, 0).__enter__()
 
 

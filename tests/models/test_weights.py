@@ -234,19 +234,36 @@ class Packed(nn.Parameter):
     """A parameter whose numbers are not what its bytes say, as quantised weights are."""
 
 
-@pytest.mark.parametrize("how", ["integers", "meta", "wrapped"])
-def test_weights_that_are_no_plain_numbers_are_refused(how):
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (
+            "integers",
+            r"weights of Linear asked for; they are stored as int8 and cannot be read through it .*: load the m",
+        ),
+        ("meta", r"weight of Linear asked for; it has no numbers: load the model whole"),
+    ],
+)
+def test_weights_that_cannot_be_read_are_refused(how, sentence):
     view = ModelView(tiny("llama"))
     weight = view.part(1, "self_attn.k_proj").weight
-    values = {
-        "integers": lambda: nn.Parameter(weight.detach().to(torch.int8), requires_grad=False),
-        "meta": lambda: nn.Parameter(weight.detach().to("meta")),
-        "wrapped": lambda: Packed(weight.detach()),
-    }[how]()
-    view.part(1, "self_attn.k_proj").weight = values
-    with pytest.raises(Refused, match=r"weights of Linear are quantised, offloaded or wrapped .*: load the model deq"):
+    to = {"integers": torch.int8, "meta": "meta"}[how]
+    view.part(1, "self_attn.k_proj").weight = nn.Parameter(weight.detach().to(to), requires_grad=False)
+    with pytest.raises(Refused, match=sentence):
         view.weights.W_K(1)
     assert view.weights.W_K(0).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["llama:biases", "gpt2"])
+def test_packed_weights_are_what_the_module_does_with_unit_vectors(name):
+    plain, view = (ModelView(tiny(name)) for _ in range(2))
+    for path in ("self_attn.k_proj", "self_attn.q_proj", "self_attn.v_proj") if "llama" in name else ("attn.c_attn",):
+        module = view.part(1, path)
+        module.weight = Packed(module.weight.detach())
+        module.in_features = module.weight.shape[0 if name == "gpt2" else 1]
+    for kind in ("W_Q", "W_K", "W_V"):
+        found, expected = (getattr(one.weights, kind)(1) for one in (view, plain))
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_reading_weights_leaves_the_model_as_it_was():
