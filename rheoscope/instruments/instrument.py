@@ -85,6 +85,18 @@ class Instrument(ABC):
     def finalize(self) -> xr.Dataset:
         """The readings of the shared pass, labelled; variable names are rows of the catalogue."""
 
-    def with_nulls(self, data: xr.Dataset, run_pass: Pass, seed: int) -> xr.Dataset:
-        """The readings with what they would be by chance beside them; extra passes go through `run_pass`."""
+    @property
+    def n_null(self) -> int:
+        """Windows on which an untrained model is read, at least: the instruments of a run share one such pass."""
+        return getattr(self.options, "n_null", 0)
+
+    def null(self, few: Corpus) -> Self | None:
+        """What reads an untrained model on a few windows of the text; None for nothing."""
+        return None
+
+    def with_nulls(self, data: xr.Dataset, null: Self | None, run_pass: Pass, seed: int) -> xr.Dataset:
+        """The readings with what they would be by chance beside them.
+
+        null: what `null` gave, after its pass. Further passes go through `run_pass`.
+        """
         return data

@@ -17,6 +17,7 @@ import torch
 from rheoscope.corpus import Corpus
 from rheoscope.errors import Refused, RheoscopeError
 from rheoscope.instruments.catalog import describe
+from rheoscope.instruments.chance import untrained_readings
 from rheoscope.instruments.engine import Progress, batch_size_for, refuse_window, silent
 from rheoscope.instruments.fields.fields import Fields
 from rheoscope.instruments.instrument import Instrument
@@ -73,10 +74,15 @@ def measure(
         return finished
     passes = Passes(view, size, scale, scale.opened(view, key), progress)
     passes(corpus, list(active.values()), task="measure")
+    chance = untrained_readings(view, corpus, active, passes, seed) if nulls else {}
     datasets = {}
     for name, instrument in active.items():
         data = instrument.finalize()
-        datasets[name] = describe(instrument.with_nulls(data, passes, seed) if nulls else data, name)
+        if nulls:
+            if isinstance(chance.get(name), Refused):
+                data = data.assign_attrs(null_refused=str(chance.pop(name)))
+            data = instrument.with_nulls(data, chance.pop(name, None), passes, seed)
+        datasets[name] = describe(data, name)
     config |= {"command": shlex.join(command)}
     record = provenance(view, corpus, config, seconds=time.monotonic() - started, weights=weights)
     return Run.of(datasets, record | {"processes": scale.processes.size, "key": digest_of(key)})

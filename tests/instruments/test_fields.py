@@ -11,6 +11,7 @@ from rheoscope.instruments.engine import run_pass
 from rheoscope.instruments.fields.fields import Fields
 from rheoscope.instruments.fields.nulls import chance_corpus
 from rheoscope.instruments.measure import measure
+from rheoscope.instruments.sampling import spread
 from rheoscope.models.view import ModelView
 from tests.tiny import Float64Throughout, tiny
 
@@ -175,6 +176,38 @@ def test_the_null_of_shuffled_text_keeps_the_tokens_and_the_special_ones_in_plac
     assert (np.sort(shuffled.tokens, 1) == np.sort(corpus.tokens, 1)).all()
     assert (shuffled.tokens != corpus.tokens).mean() > 0.8
     assert (chance_corpus(corpus, seed=3).tokens == shuffled.tokens).all()
+
+
+def test_some_windows_as_snapshots_are_the_corpus_of_those_windows():
+    corpus = whole_corpus(23)
+    chosen = spread(23, 9)
+    some = measured(corpus=corpus, n_snapshots=9)
+    alone = measured(corpus=corpus.of_windows(chosen))
+    assert some.snapshot.values.tolist() == chosen.tolist()
+    assert some.attrs["n_snapshots"] == 9
+    for name in (
+        "eigenvalues",
+        "intensity",
+        "intensity_se",
+        "lag_profile",
+        "scale_energy",
+        "h_star_se",
+        "coefficients",
+    ):
+        np.testing.assert_allclose(some[name], alone[name], rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_some_rows_of_a_scalogram_stand_for_those_between_them():
+    whole, some = measured(n_rows=29), measured(n_rows=13)  # 13 of 26: every second row of the field, and the last
+    known = np.flatnonzero(np.isfinite(whole.scalogram_by_position.values).all((0, 1)))
+    read = 3 + spread(26, 13)
+    both = np.intersect1d(known, read)
+    assert len(both)
+    np.testing.assert_allclose(
+        some.scalogram_by_position.sel(position=both), whole.scalogram_by_position.sel(position=both), rtol=1e-9
+    )
+    ratio = some.scale_energy / whole.scale_energy
+    assert ((ratio > 0.5) & (ratio < 2)).all()
 
 
 def test_no_nulls_are_run_where_none_are_asked_for():

@@ -1,15 +1,18 @@
 """Fields whose answer is known: mass at one lag, planted ranks, constant maps, ensembles beyond the memory budget."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from rheoscope.errors import Refused
+from rheoscope.errors import Refused, RheoscopeError
 from rheoscope.instruments.fields.coherence import coherence, row_coefficients
 from rheoscope.instruments.fields.ensemble import Design, ensemble_readings
 from rheoscope.instruments.fields.entries import Entries
 from rheoscope.instruments.fields.fields import Fields
-from rheoscope.instruments.fields.layer import Layer
+from rheoscope.instruments.fields.layer import Layer, Plan
+from rheoscope.instruments.fields.shelf import Shelf
 from rheoscope.instruments.fields.snapshots import AllSnapshots, LeadingSubspace
 from rheoscope.instruments.fields.wavelets import Morlet, centred_rows, default_scales
 from rheoscope.models.view import ModelView
@@ -28,10 +31,10 @@ def read(fields, *, rank=None):
     n = len(fields)
     corpus = corpus_of(np.zeros((n, WINDOW), int))
     morlet = Morlet(default_scales(WINDOW), WINDOW)
-    layer = Layer(corpus, ENTRIES, morlet, np.arange(4), 0, rank)
+    layer = Layer(Plan(corpus, ENTRIES, morlet, np.arange(n), np.arange(4), np.arange(WINDOW), 0, rank or "memory"))
     for begin in range(0, n, 5):
         windows = np.arange(begin, min(begin + 5, n))
-        layer.observe(fields[torch.from_numpy(windows)][:, None], windows)
+        layer.observe(fields[torch.from_numpy(windows)][None], windows)
     return layer.readings(DESIGN, np.array([40, 50, 60]))
 
 
@@ -216,9 +219,42 @@ def test_memory_beyond_the_budget_does_not_grow_with_the_number_of_snapshots():
 def test_a_budget_too_small_for_eight_directions_is_refused_with_the_one_that_would_do():
     view = ModelView(tiny("llama"))
     corpus = corpus_of(np.random.default_rng(0).integers(3, 61, (9000, 29)))
-    with pytest.raises(Refused, match=r"0 MiB hold 0 directions .* set fields.budget_mib to at least 1"):
+    with pytest.raises(Refused, match=r"0 MiB hold 0 maps .* or 0 directions .* set fields.budget_mib to at least 1"):
         Fields(view, corpus, Fields.Options(budget_mib=0))
-    assert Fields(view, corpus, Fields.Options(budget_mib=1)).layers[0].rank >= 8
+    many = Fields.Options(budget_mib=1, disk_mib=0, n_snapshots=9000)
+    assert isinstance(Fields(view, corpus, many).storage, int)
+    assert Fields(view, corpus, many).storage >= 8
+    assert Fields(view, corpus, replace(many, disk_mib=64)).storage == "disk"
+    assert Fields(view, corpus, replace(many, budget_mib=64)).storage == "memory"
+
+
+def test_windows_too_long_for_any_ensemble_are_refused_before_their_maps_are_laid_out():
+    view = ModelView(tiny("llama"))
+    corpus = corpus_of(np.zeros((8, 2**20), int))
+    with pytest.raises(Refused, match="192 MiB hold 0 maps of 1048576 tokens"):
+        Fields(view, corpus, Fields.Options(bands=(4.0,), scales=(4.0,)))
+
+
+def test_snapshots_on_disk_are_those_in_memory_bit_for_bit():
+    packed = ENTRIES.packed(noise())
+    memory, disk = (AllSnapshots(len(packed), len(ENTRIES), on_disk=on_disk) for on_disk in (False, True))
+    for rows in (np.arange(9), np.arange(15, len(packed)), np.arange(9, 15)):
+        for snapshots in (memory, disk):
+            snapshots.update(rows, packed[rows])
+    for one, other in zip(memory.ensemble(), disk.ensemble(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    again = AllSnapshots(len(packed), len(ENTRIES), on_disk=True)
+    again.restore(disk.state())
+    np.testing.assert_array_equal(again.ensemble().rows, memory.ensemble().rows)
+
+
+def test_a_full_disk_is_said_in_one_sentence():
+    shelf = Shelf(2, 5)
+    shelf.file.close()
+    shelf.file = open("/dev/full", "r+b", buffering=0)  # noqa: SIM115 - which takes nothing
+    with pytest.raises(RheoscopeError, match=r"cannot be written .* make room, set TMPDIR"):
+        shelf[np.array([1])] = np.zeros((1, 5), np.float32)
+    shelf.file.close()
 
 
 def test_coefficients_of_rows_are_those_of_the_centred_row_at_the_first_lag_inside_the_cone():

@@ -71,7 +71,7 @@ def field_dataset(layers: list[Readings], fields: Fields) -> xr.Dataset:
         "count": np.array(design.counts),
         "rank": np.array(design.ranks),
         "mode_number": np.arange(design.n_modes),
-        "snapshot": np.flatnonzero(fields.layers[0].snapshots[0].seen),
+        "snapshot": fields.snapshots[fields.layers[0].snapshots[0].seen],
         "query_bin": bins,
         "key_bin": bins,
         "peak": np.arange(MOST_DOMINANT),
@@ -82,8 +82,7 @@ def field_dataset(layers: list[Readings], fields: Fields) -> xr.Dataset:
     if fields.n_heads:
         coords["head"] = np.arange(fields.n_heads)
     dataset = xr.Dataset(data, coords=coords, attrs=_attrs(fields))
-    dataset["h_star_per_head"] = dataset.h_star / fields.view.n_heads
-    return dataset
+    return dataset.assign(h_star_per_head=dataset.h_star / fields.view.n_heads) if "h_star" in dataset else dataset
 
 
 def _base(name: str) -> str:
@@ -95,13 +94,13 @@ def _attrs(fields: Fields) -> dict[str, object]:
     """What every number rests on, and how."""
     options, corpus = fields.options, fields.corpus
     attrs = {
-        "n": int(corpus.units.max()) + 1,
-        "n_snapshots": corpus.n_windows,
+        "n": len(np.unique(corpus.units[fields.snapshots])),
+        "n_snapshots": len(fields.snapshots),
         "n_scalogram": len(fields.sampled),
         "window": options.window,
         "sink": options.sink,
         "skip_rows": options.skip_rows,
         "omega0": options.omega0,
-        "form": "all snapshots" if (rank := fields.layers[0].rank) is None else f"leading {rank} directions",
+        "form": f"leading {fields.storage} directions" if isinstance(fields.storage, int) else "all snapshots",
     }
     return attrs

@@ -79,9 +79,25 @@ def ensemble_readings(
     return readings
 
 
+def chance_readings(
+    ensemble: Ensemble, entries: Entries, design: Design, units: Int64[np.ndarray, " row"] | None
+) -> Readings:
+    """What is read of a null: intensities with their errors, and the curve H*(N)."""
+    readings = intensities(ensemble, entries)
+    X, _ = _kept_and_dropped(ensemble.rows, entries)
+    weights = design.weights(entries)
+    grams = lag_grams(X, entries.bounds.tolist(), torch.from_numpy(weights))
+    floor = CONSTANT * (weights**2 @ entries.by_lag(ensemble.mean**2 * entries.kept))
+    readings |= intensity_errors(X, ensemble.mean * entries.kept, entries, units)
+    return readings | {"h_star_by_count": _by_count(grams, design, floor, 0 if units is None else len(units))}
+
+
 def intensities(ensemble: Ensemble, entries: Entries) -> Readings:
     """Σ_s ‖u_s‖² / Σ_s ‖A_s‖² of the field, by lag, and of the whole map; shares of what is taken out of the field."""
-    variance = ensemble.rows.square().sum(0).numpy() + ensemble.discarded
+    squares = torch.zeros(len(ensemble.mean), dtype=torch.float64)
+    for row in ensemble.rows:
+        squares.addcmul_(row, row)  # a square of all rows would double the memory
+    variance = squares.numpy() + ensemble.discarded
     energy = variance + ensemble.n * ensemble.mean**2
     kept = entries.kept
     return {
@@ -155,7 +171,7 @@ def _resampled(
     readings = {
         "h_star_se": np.full((n_bands, len(LEVELS)), np.nan),
         "beta_se": np.full(n_bands, np.nan),
-        "h_star_by_count": np.full((n_bands, len(design.counts), len(LEVELS)), np.nan),
+        "h_star_by_count": _by_count(grams, design, floor, 0 if units is None else len(units)),
         "held_out_error": np.full((n_bands, len(design.ranks)), np.nan),
         "held_out_at_h_star": np.full((n_bands, len(LEVELS)), np.nan),
     }
@@ -163,12 +179,6 @@ def _resampled(
         return readings
     _, place = np.unique(units, return_inverse=True)
     readings["h_star_se"], readings["beta_se"] = _jackknife(grams, place, floor)
-    for index, count in enumerate(design.counts):
-        parts = max(1, min(MOST_SUBSETS, len(place) // count))
-        chosen = [_spread(len(place), count, part, parts) for part in range(parts) if count <= len(place)]
-        if chosen:
-            ranks = [_ranks(subset_spectrum(grams, subset), 0.0, floor) for subset in chosen]
-            readings["h_star_by_count"][:, index] = np.mean(ranks, 0)
     halves = [held_out(grams, place % 2 == side) for side in (0, 1)] if _halves(place) else []
     if halves:
         readings["held_out_error"] = quotient(
@@ -177,6 +187,20 @@ def _resampled(
         )
         readings["held_out_at_h_star"] = _held_out_at_h_star(halves, floor)
     return readings
+
+
+def _by_count(
+    grams: Float64[Tensor, "band row row"], design: Design, floor: Float64[np.ndarray, " band"], n: int
+) -> Float64[np.ndarray, "band count level"]:
+    """H* of fewer snapshots, out of n; NaN for more than there are."""
+    curve = np.full((len(design.bands), len(design.counts), len(LEVELS)), np.nan)
+    for index, count in enumerate(design.counts):
+        parts = max(1, min(MOST_SUBSETS, n // count))
+        chosen = [_spread(n, count, part, parts) for part in range(parts) if count <= n]
+        if chosen:
+            ranks = [_ranks(subset_spectrum(grams, subset), 0.0, floor) for subset in chosen]
+            curve[:, index] = np.mean(ranks, 0)
+    return curve
 
 
 def _halves(place: Int64[np.ndarray, " row"]) -> bool:

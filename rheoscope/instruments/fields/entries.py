@@ -51,7 +51,7 @@ class Entries:
         """The entries that the field is made of."""
         return (self.query >= self.first_row) & (self.key >= self.first_key) & (self.lag < self.width)
 
-    @property
+    @cached_property
     def n_kept(self) -> Int64[np.ndarray, " lag"]:
         """How many entries of every lag the field has."""
         return np.add.reduceat(self.kept.astype(np.int64), self.bounds[:-1])
@@ -67,9 +67,15 @@ class Entries:
     def rows(self, values: Float[Tensor, "*batch entry"]) -> Float[Tensor, "*batch query lag"]:
         """Every row of the maps as a function of lag; 0 where the row has no entry in the field."""
         out = values.new_zeros(*values.shape[:-1], self.window * len(self.lags))
-        place = torch.from_numpy(self.query * len(self.lags) + self.lag - self.lags[0])[torch.from_numpy(self.kept)]
-        out[..., place] = values[..., torch.from_numpy(self.kept)]
+        chosen, place = self._places
+        out[..., place] = values[..., chosen]
         return out.unflatten(-1, (self.window, len(self.lags)))
+
+    @cached_property
+    def _places(self) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " kept"]]:
+        """Of every entry of the field: its number, and its place among the rows by lag."""
+        place = self.query * len(self.lags) + self.lag - self.lags[0]
+        return tuple(torch.from_numpy(part[self.kept]) for part in (np.arange(len(self)), place))
 
     @cached_property
     def support(self) -> Int64[np.ndarray, "query 2"]:

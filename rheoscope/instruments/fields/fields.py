@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Int64
 
 from rheoscope.corpus import Batch, Corpus
 from rheoscope.errors import Refused, RheoscopeError
@@ -19,14 +20,15 @@ from rheoscope.instruments.fields.coherence import coherence_positions
 from rheoscope.instruments.fields.dataset import field_dataset
 from rheoscope.instruments.fields.ensemble import Design
 from rheoscope.instruments.fields.entries import SINKS, Entries
-from rheoscope.instruments.fields.layer import Layer
+from rheoscope.instruments.fields.layer import Layer, Plan
+from rheoscope.instruments.fields.maps import field_maps
 from rheoscope.instruments.fields.nulls import chance_corpus, dominant, with_chance
 from rheoscope.instruments.fields.pod import WINDOWS
+from rheoscope.instruments.fields.shelf import room
 from rheoscope.instruments.fields.snapshots import rank_within
 from rheoscope.instruments.fields.wavelets import Morlet, default_scales, least_window
 from rheoscope.instruments.instrument import Instrument, LayerSites, Pass
 from rheoscope.instruments.sampling import spread
-from rheoscope.models.untrained import untrained
 from rheoscope.models.view import ModelView
 from rheoscope.stats import OWN
 
@@ -39,7 +41,7 @@ class Fields(Instrument):
     """Multiscale POD of attention: intensity, scalograms, spectra, H*, modes and coherence of every layer."""
 
     name = "fields"
-    sites = frozenset({"attention", "attn_probs"})
+    sites = frozenset({"attention"})
     kept: ClassVar = {"layers": OWN}
 
     @dataclass(frozen=True)
@@ -51,9 +53,11 @@ class Fields(Instrument):
         from 4 to an eighth of a window if empty; the field without a window always comes last. scales: of the wavelets
         in tokens, 2 to a quarter of a window if empty. omega0: centre frequency, 5 as published. dominant: "relative"
         to a null, or "raw" for the published top four by energy. heads: "mean", or "each" for the readings of every
-        head beside. n_scalogram: windows whose rows are transformed; n_null: windows given to each null, 0 for none;
-        n_modes: modes drawn. budget_mib: memory for snapshots; beyond it only their leading directions are kept, and
-        the share of energy that this leaves out is reported.
+        head beside. n_snapshots: windows that are snapshots, evenly spread over the text, as far as one layer of them
+        fits the budget in float64. n_scalogram: those of them whose rows are transformed, n_rows of each. n_null:
+        windows given to each null, 0 for none. n_modes: modes drawn. budget_mib: memory for snapshots; beyond it they
+        go to a temporary file of at most disk_mib; beyond that only their leading directions are kept, and the share
+        of energy that this leaves out is reported.
         """
 
         skip_rows: int = 8
@@ -64,11 +68,14 @@ class Fields(Instrument):
         omega0: float = 6.0
         dominant: str = "relative"
         heads: str = "mean"
+        n_snapshots: int = 150
         n_scalogram: int = 16
-        n_null: int = 16
+        n_rows: int = 64
+        n_null: int = 8
         n_modes: int = 3
         n_bins: int = 64
-        budget_mib: int = 1024
+        budget_mib: int = 192
+        disk_mib: int = 8192
 
     def __init__(self, view: ModelView, corpus: Corpus, options: Options | None = None):
         super().__init__(view, corpus, options)
@@ -76,7 +83,9 @@ class Fields(Instrument):
         refuse_options(self.options, corpus.window)
         chosen, window = self.options, corpus.window
         self.morlet = Morlet(tuple(chosen.scales) or default_scales(window), self._n_lags(), omega0=chosen.omega0)
-        n = corpus.n_windows
+        self.n_heads = view.n_heads if chosen.heads == "each" else 0
+        self.snapshots, self.storage = self._storage()
+        n = len(self.snapshots)
         counts = {2**k for k in range(3, n.bit_length()) if 2**k < n} | {n, min(n, max(chosen.n_null, 8))}
         self.design = Design(
             bands=(*(tuple(chosen.bands) or default_bands(window)), np.inf) if chosen.window != "none" else (np.inf,),
@@ -86,14 +95,11 @@ class Fields(Instrument):
             counts=tuple(sorted(counts)),
             ranks=tuple(2**k for k in range((n // 2).bit_length())),
         )
-        shared: dict[int | None, Entries] = {}
-        self.entries = [shared.setdefault(width, self._entries(width)) for width in self._widths()]
-        self.sampled = spread(n, chosen.n_scalogram)
-        self.n_heads = view.n_heads if chosen.heads == "each" else 0
-        rank = self._rank()
-        self.layers = [
-            Layer(corpus, entries, self.morlet, self.sampled, self.n_heads, rank) for entries in self.entries
-        ]
+        self.sampled = self.snapshots[spread(n, chosen.n_scalogram)]
+        widths = self._widths()
+        plans = {width: self._plan(width) for width in dict.fromkeys(widths)}
+        self.entries = [plans[width].entries for width in widths]
+        self.layers = [Layer(plans[width]) for width in widths]
 
     def _n_lags(self) -> int:
         return self.corpus.window if self.view.causal else 2 * self.corpus.window - 1
@@ -104,29 +110,39 @@ class Fields(Instrument):
             width if self.view.causal and width and width < self.corpus.window else None for width in self.view.windows
         ]
 
-    def _entries(self, width: int | None) -> Entries:
-        chosen = self.options
-        return Entries(
-            self.corpus.window, causal=self.view.causal, skip_rows=chosen.skip_rows, sink=chosen.sink, width=width
-        )
+    def _plan(self, width: int | None) -> Plan:
+        chosen, window = self.options, self.corpus.window
+        entries = Entries(window, causal=self.view.causal, skip_rows=chosen.skip_rows, sink=chosen.sink, width=width)
+        rows = np.arange(entries.first_row, window)
+        rows = rows[spread(len(rows), chosen.n_rows)]
+        return Plan(self.corpus, entries, self.morlet, self.snapshots, self.sampled, rows, self.n_heads, self.storage)
 
-    def _rank(self) -> int | None:
-        """Directions kept of every field in the streaming form; None where all snapshots fit the budget."""
-        n_fields, n_entries = self.view.n_layers * (1 + self.n_heads), len(self.entries[0])
-        budget = self.options.budget_mib * 2**20
-        if n_fields * n_entries * 4 * self.corpus.n_windows <= budget:
-            return None
+    def _storage(self) -> tuple[Int64[np.ndarray, " snapshot"], int | str]:
+        """The windows that are snapshots, and where they are kept: in memory, on disk, or that many directions."""
+        window, options = self.corpus.window, self.options
+        n_fields = self.view.n_layers * (1 + self.n_heads)
+        n_entries = window * (window + 1) // 2 if self.view.causal else window**2
+        budget = options.budget_mib * 2**20
+        chosen = spread(self.corpus.n_windows, min(options.n_snapshots, budget // (8 * n_entries)))
+        size = n_fields * n_entries * 4 * len(chosen)
+        if len(chosen) >= FEWEST_SNAPSHOTS and size <= max(budget, min(options.disk_mib * 2**20, room())):
+            return chosen, "memory" if size <= budget else "disk"
         rank = rank_within(budget, n_fields=n_fields, n_entries=n_entries)
         if rank < FEWEST_DIRECTIONS:
             raise Refused(
-                f"fields asked for; {self.options.budget_mib} MiB hold {rank} directions of {n_fields} maps of "
-                f"{self.corpus.window} tokens, and {FEWEST_DIRECTIONS} are the fewest: set fields.budget_mib to at "
-                f"least {FEWEST_DIRECTIONS * n_fields * n_entries * 12 // 2**20 + 1}, or take shorter windows"
+                f"fields asked for; {options.budget_mib} MiB hold {len(chosen)} maps of {window} tokens, or {rank} "
+                f"directions of {n_fields} fields, and {FEWEST_DIRECTIONS} are the fewest: set fields.budget_mib to at "
+                f"least {FEWEST_SNAPSHOTS * n_entries * 8 // 2**20 + 1}, or take shorter windows"
             )
-        return rank
+        return spread(self.corpus.n_windows, options.n_snapshots), rank
 
     def observe(self, layer: int, sites: LayerSites, batch: Batch) -> None:
-        self.layers[layer].observe(sites.attention.probs, batch.windows.numpy())
+        windows = batch.windows.numpy()
+        rows = np.flatnonzero(np.isin(windows, self.snapshots))
+        if not len(rows):
+            return
+        attention = sites.attention if len(rows) == len(windows) else sites.attention.of_rows(rows)
+        self.layers[layer].observe(field_maps(attention, self.n_heads), windows[rows])
 
     def finalize(self) -> xr.Dataset:
         """Readings of the shared pass. Layers are read one by one, so only one is ever held in float64."""
@@ -135,19 +151,28 @@ class Fields(Instrument):
         data = field_dataset(readings, self)
         return dominant(data, self.options.dominant)
 
-    def with_nulls(self, data: xr.Dataset, run_pass: Pass, seed: int) -> xr.Dataset:
-        """The same architecture untrained, and the trained model on shuffled tokens, on `n_null` windows each."""
+    def chance(self) -> xr.Dataset:
+        """The readings that a null is compared by."""
+        return field_dataset([layer.chance(self.design) for layer in self.layers], self)
+
+    @property
+    def n_null(self) -> int:
+        return max(self.options.n_null, FEWEST_SNAPSHOTS) if self.options.n_null else 0
+
+    def null(self, few: Corpus) -> Fields:
+        return Fields(self.view, few, replace(self.options, heads="mean", n_null=few.n_windows, n_modes=1))
+
+    def with_nulls(self, data: xr.Dataset, null: Fields | None, run_pass: Pass, seed: int) -> xr.Dataset:
+        """The same architecture untrained, and the trained model on shuffled tokens, on a few windows each."""
         if not self.options.n_null:
             return data
-        few = self.corpus.of_windows(spread(self.corpus.n_windows, max(self.options.n_null, FEWEST_SNAPSHOTS)))
-        options = replace(self.options, heads="mean", n_null=few.n_windows, n_modes=1)
-        null = Fields(self.view, few, options)
-        with untrained(self.view, seed):
-            run_pass(few, [null], task="untrained null")
-        data = with_chance(data, null.finalize(), "null")
-        shuffled = Fields(self.view, chance_corpus(few, seed), options)
+        if null is not None:
+            data = with_chance(data, null.chance(), "null")
+        few = self.corpus.of_windows(spread(self.corpus.n_windows, self.n_null))
+        del null  # its snapshots, before the next are made
+        shuffled = self.null(chance_corpus(few, seed))
         run_pass(shuffled.corpus, [shuffled], task="shuffled null")
-        data = with_chance(data, shuffled.finalize(), "null_shuffled")
+        data = with_chance(data, shuffled.chance(), "null_shuffled")
         return dominant(data, self.options.dominant)
 
 
@@ -196,7 +221,10 @@ def refuse_options(options: Fields.Options, window: int) -> None:
                 f"scale {scale:g} asked for; it needs windows of at least {least_window(scale)} tokens "
                 f"and a size above 0, and these have {window}: give smaller scales or a longer --window"
             )
-    if min(options.n_scalogram, options.n_modes, options.n_bins, options.omega0) <= 0 or options.n_null < 0:
+    positive = ("n_scalogram", "n_rows", "n_modes", "n_bins", "omega0")
+    if min(getattr(options, name) for name in positive) <= 0 or options.n_null < 0:
+        raise RheoscopeError(f"fields.{', '.join(positive)} must be above 0, and n_null at least 0: give such numbers")
+    if options.n_snapshots < FEWEST_SNAPSHOTS:
         raise RheoscopeError(
-            "fields.n_scalogram, n_modes, n_bins and omega0 must be above 0, and n_null at least 0: give such numbers"
+            f"fields.n_snapshots={options.n_snapshots} asked for; an ensemble needs at least {FEWEST_SNAPSHOTS}"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from rheoscope.corpus import Corpus
 from rheoscope.instruments.fields.coherence import coherence, row_coefficients
-from rheoscope.instruments.fields.ensemble import Design, Readings, ensemble_readings
+from rheoscope.instruments.fields.ensemble import Design, Readings, chance_readings, ensemble_readings
 from rheoscope.instruments.fields.entries import Entries
 from rheoscope.instruments.fields.snapshots import AllSnapshots, Ensemble, LeadingSubspace, Snapshots
 from rheoscope.instruments.fields.wavelets import Morlet, RowEnergies, between_steps
@@ -21,6 +23,49 @@ from rheoscope.stats.estimates import quotient
 HEAD_READINGS = ("h_star", "beta", "intensity")
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is read of every layer that sees the same lags.
+
+    snapshots: windows that are snapshots; sampled: those of them whose rows are transformed; rows: which rows.
+    n_heads: heads read beside their mean. storage: "memory", "disk", or the number of directions kept.
+    """
+
+    corpus: Corpus
+    entries: Entries
+    morlet: Morlet
+    snapshots: Int64[np.ndarray, " snapshot"]
+    sampled: Int64[np.ndarray, " sample"]
+    rows: Int64[np.ndarray, " row"]
+    n_heads: int = 0
+    storage: int | str = "memory"
+
+    @property
+    def units(self) -> Int64[np.ndarray, " snapshot"]:
+        """The unit of every snapshot."""
+        return self.corpus.units[self.snapshots]
+
+    @cached_property
+    def row_energies(self) -> RowEnergies:
+        return RowEnergies(self.morlet, self.entries.support[self.rows])
+
+    @cached_property
+    def uniform_energy(self) -> Float[np.ndarray, " scale"]:
+        """The energy by scale of attention that is even over all keys it may see."""
+        n, entries = self.entries.window, self.entries
+        visible = np.minimum(np.arange(n) + 1, entries.width) if entries.causal else np.full(n, n)
+        packed = torch.from_numpy(1.0 / visible[entries.query])
+        by_lag, _ = self.row_energies(entries.rows(packed[None])[:, self.rows])
+        return quotient(by_lag[0].sum(1), self.row_energies.count_by_lag.sum(1))
+
+    def empty(self) -> Snapshots:
+        """Nothing of a field yet."""
+        n, n_entries = len(self.snapshots), len(self.entries)
+        if isinstance(self.storage, int):
+            return LeadingSubspace(n, n_entries, rank=self.storage)
+        return AllSnapshots(n, n_entries, on_disk=self.storage == "disk")
+
+
 class Layer:
     """What is kept of one layer between batches: mergeable, and bounded by the budget."""
 
@@ -28,39 +73,31 @@ class Layer:
         ("by_lag", "by_row", "n_transformed"), np.add
     )
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        entries: Entries,
-        morlet: Morlet,
-        sampled: Int64[np.ndarray, " sample"],
-        n_heads: int,
-        rank: int | None,
-    ):
-        self.corpus, self.entries, self.morlet, self.sampled = corpus, entries, morlet, sampled
-        self.rank = rank
-        self.snapshots = [_snapshots(corpus.n_windows, len(entries), rank) for _ in range(1 + n_heads)]
-        n_lags = len(entries.lags)
-        units = corpus.units
-        per_unit = np.bincount(units)
-        self.profiles = [RatioOfSums((n_lags,), windows_per_document=per_unit) for _ in range(1 + n_heads)]
-        self.row_energies = RowEnergies(morlet, entries.support)
-        per_unit = np.bincount(units[sampled], minlength=len(per_unit))
-        self.scale_energy = RatioOfSums((len(morlet.scales),), windows_per_document=per_unit)
-        self.by_lag = np.zeros((len(morlet.scales), n_lags))
-        self.by_row = np.zeros((len(morlet.scales), entries.window))
+    def __init__(self, plan: Plan):
+        self.plan, self.entries = plan, plan.entries
+        self.snapshots = [plan.empty() for _ in range(1 + plan.n_heads)]
+        n_lags = len(self.entries.lags)
+        per_unit = np.bincount(plan.units)
+        self.profiles = [RatioOfSums((n_lags,), windows_per_document=per_unit) for _ in self.snapshots]
+        n_scales = len(plan.morlet.scales)
+        per_unit = np.bincount(plan.corpus.units[plan.sampled], minlength=len(per_unit))
+        self.scale_energy = RatioOfSums((n_scales,), windows_per_document=per_unit)
+        self.by_lag = np.zeros((n_scales, n_lags))
+        self.by_row = np.zeros((n_scales, len(plan.rows)))
         self.n_transformed = 0
 
-    def observe(self, probs: Float[Tensor, "window head query key"], windows: Int64[np.ndarray, " window"]) -> None:
-        mean = probs.mean(1, dtype=torch.promote_types(probs.dtype, torch.float32))
-        fields = [mean, *(probs[:, head] for head in range(len(self.snapshots) - 1))]
-        units = self.corpus.units[windows]
+    def observe(self, maps: Float[Tensor, "field window query key"], windows: Int64[np.ndarray, " window"]) -> None:
+        """Some snapshots: the mean over heads, then every head that is read; `windows` are their numbers."""
+        units = self.plan.corpus.units[windows]
+        places = np.searchsorted(self.plan.snapshots, windows)
         count = np.broadcast_to(self.entries.n_kept, (len(windows), len(self.entries.lags)))
-        for field, snapshots, profile in zip(fields, self.snapshots, self.profiles, strict=True):
+        for number, (field, snapshots) in enumerate(zip(maps, self.snapshots, strict=True)):
             packed = self.entries.packed(field)
-            snapshots.update(windows, packed)
-            profile.update(units, self.entries.by_lag(packed.cpu().double().numpy() * self.entries.kept), count)
-            if field is mean:
+            snapshots.update(places, packed)
+            self.profiles[number].update(
+                units, self.entries.by_lag(packed.cpu().double().numpy() * self.entries.kept), count
+            )
+            if number == 0:
                 self._transform(packed, windows, units)
 
     def _transform(
@@ -70,15 +107,22 @@ class Layer:
         units: Int64[np.ndarray, " window"],
     ) -> None:
         """Energies by scale of the rows of those windows that are sampled."""
-        rows = np.flatnonzero(np.isin(windows, self.sampled))
-        if not len(rows):
+        chosen = np.flatnonzero(np.isin(windows, self.plan.sampled))
+        if not len(chosen):
             return
-        by_lag, by_row = self.row_energies(self.entries.rows(packed[torch.from_numpy(rows)].cpu()))
-        count = np.broadcast_to(self.row_energies.count_by_lag.sum(1), by_lag.shape[:2])
-        self.scale_energy.update(units[rows], by_lag.sum(2), count)
+        energies = self.plan.row_energies
+        by_lag, by_row = energies(self.entries.rows(packed[torch.from_numpy(chosen)].cpu())[:, self.plan.rows])
+        count = np.broadcast_to(energies.count_by_lag.sum(1), by_lag.shape[:2])
+        self.scale_energy.update(units[chosen], by_lag.sum(2), count)
         self.by_lag += by_lag.sum(0)
         self.by_row += by_row.sum(0)
-        self.n_transformed += len(rows)
+        self.n_transformed += len(chosen)
+
+    def chance(self, design: Design) -> Readings:
+        """What a null is compared by."""
+        ensemble, energy = self.snapshots[0].ensemble(), self.scale_energy.finalize()
+        readings = {"scale_energy": energy.value, "scale_energy_se": energy.se} | self._profile(0)
+        return readings | chance_readings(ensemble, self.entries, design, self._units(ensemble))
 
     def readings(self, design: Design, positions: Int64[np.ndarray, " position"]) -> Readings:
         """Everything about the layer as arrays; names with `head_` have one more axis in front."""
@@ -94,42 +138,33 @@ class Layer:
         return readings
 
     def _of_field(self, field: int, ensemble: Ensemble, design: Design) -> Readings:
-        units = None if ensemble.windows is None else self.corpus.units[ensemble.windows]
-        readings = ensemble_readings(ensemble, self.entries, design, units)
+        return ensemble_readings(ensemble, self.entries, design, self._units(ensemble)) | self._profile(field)
+
+    def _units(self, ensemble: Ensemble) -> Int64[np.ndarray, " row"] | None:
+        return None if ensemble.windows is None else self.plan.units[ensemble.windows]
+
+    def _profile(self, field: int) -> Readings:
         profile = self.profiles[field].finalize()
-        return readings | {"lag_profile": profile.value, "lag_profile_se": profile.se}
+        return {"lag_profile": profile.value, "lag_profile_se": profile.se}
 
     def _scalograms(self) -> Readings:
-        energy = self.scale_energy.finalize()
-        uniform = self._uniform()
+        energy, energies = self.scale_energy.finalize(), self.plan.row_energies
+        by_position = np.full((len(self.by_row), self.entries.window), np.nan)
+        by_position[:, self.plan.rows] = quotient(self.by_row, self.n_transformed * energies.count_by_row)
         return {
-            "scalogram": between_steps(quotient(self.by_lag, self.n_transformed * self.row_energies.count_by_lag)),
-            "scalogram_by_position": quotient(self.by_row, self.n_transformed * self.row_energies.count_by_row),
+            "scalogram": between_steps(quotient(self.by_lag, self.n_transformed * energies.count_by_lag)),
+            "scalogram_by_position": between_steps(by_position),
             "scale_energy": energy.value,
             "scale_energy_se": energy.se,
-            "scale_energy_null_uniform": uniform,
+            "scale_energy_null_uniform": self.plan.uniform_energy,
         }
-
-    def _uniform(self) -> Float[np.ndarray, " scale"]:
-        """The energy by scale of attention that is even over all keys it may see."""
-        n, entries = self.entries.window, self.entries
-        visible = np.minimum(np.arange(n) + 1, entries.width) if entries.causal else np.full(n, n)
-        packed = torch.from_numpy(1.0 / visible[entries.query])
-        by_lag, _ = self.row_energies(entries.rows(packed[None]))
-        return quotient(by_lag[0].sum(1), self.row_energies.count_by_lag.sum(1))
 
     def _coherences(self, ensemble: Ensemble, design: Design, positions: Int64[np.ndarray, " position"]) -> Readings:
         """Coherence between positions under the scale of every window on lag that has one."""
         scales = [band for band in design.bands if np.isfinite(band)]
         if not scales:
             return {}
-        W = row_coefficients(ensemble.rows, self.entries, positions, scales, omega0=self.morlet.omega0)
+        W = row_coefficients(ensemble.rows, self.entries, positions, scales, omega0=self.plan.morlet.omega0)
         found = [coherence(of_scale, ensemble.n) for of_scale in W]
         raw, corrected = (np.stack(parts) for parts in zip(*found, strict=True))
         return {"coherence_raw": raw, "coherence": corrected}
-
-
-def _snapshots(n_windows: int, n_entries: int, rank: int | None) -> Snapshots:
-    if rank is None:
-        return AllSnapshots(n_windows, n_entries)
-    return LeadingSubspace(n_windows, n_entries, rank=rank)

@@ -1,4 +1,4 @@
-"""Where the snapshots of one field are kept: all of them in float32, or their leading subspace and what it leaves out.
+"""How the snapshots of one field are kept: all of them in float32, or their leading subspace and what it leaves out.
 
 The second form is for ensembles beyond the memory budget. It holds rows B with BᵀB + ΔᵀΔ equal to the scatter matrix of
 all snapshots about their mean, where ΔᵀΔ is positive and its energy is known exactly at every entry. So every
@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.fields.shelf import Shelf
 
 
 class Ensemble(NamedTuple):
@@ -43,10 +44,10 @@ class Snapshots(Protocol):
 
 
 class AllSnapshots:
-    """Every snapshot in float32, by number of its window. Order and batches leave no trace."""
+    """Every snapshot in float32, by its number, in memory or on disk. Order and batches leave no trace."""
 
-    def __init__(self, n_windows: int, n_entries: int):
-        self.fields = np.zeros((n_windows, n_entries), np.float32)
+    def __init__(self, n_windows: int, n_entries: int, *, on_disk: bool = False):
+        self.fields = Shelf(n_windows, n_entries) if on_disk else np.zeros((n_windows, n_entries), np.float32)
         self.seen = np.zeros(n_windows, bool)
 
     def update(self, windows: Int64[np.ndarray, " window"], fields: Float[Tensor, "window entry"]) -> None:

@@ -24,7 +24,6 @@ from rheoscope.instruments.routing.spectra import gaussian_readings, head_spectr
 from rheoscope.instruments.sampling import mean_over_units, spread
 from rheoscope.linalg import ScoreEnergies, score_energies
 from rheoscope.models.attention import Attention
-from rheoscope.models.untrained import untrained
 from rheoscope.models.view import ModelView
 from rheoscope.stats import OWN, RatioOfSums, filled
 
@@ -48,10 +47,11 @@ class Routing(Instrument):
     class Options:
         """n_spectra: windows whose full spectra are taken, spread evenly over the text; the others give shares only.
 
-        n_lag: windows that are read by lag. n_null: windows given to the untrained null; 0 for no nulls.
+        n_lag: windows that are read by lag. n_null: windows given to the untrained null, or more where another
+        instrument of the run asks for them; 0 for no nulls.
         """
 
-        n_spectra: int = 32
+        n_spectra: int = 16
         n_lag: int = 4
         n_null: int = 2
 
@@ -157,18 +157,17 @@ class Routing(Instrument):
     def _capacity(self, layer: int) -> int:
         return min(self.view.routing_capacity(layer), self.corpus.window)
 
-    def with_nulls(self, data: xr.Dataset, run_pass: Pass, seed: int) -> xr.Dataset:
+    def null(self, few: Corpus) -> Routing:
+        """Spectra and lags are read on `n_null` of the windows."""
+        n_lag = min(self.options.n_lag, self.options.n_null)
+        return Routing(self.view, few, replace(self.options, n_spectra=self.options.n_null, n_lag=n_lag))
+
+    def with_nulls(self, data: xr.Dataset, null: Routing | None, run_pass: Pass, seed: int) -> xr.Dataset:
         """An untrained model of the same shape beside what was read on the data, and Gaussian queries and keys."""
         if not self.options.n_null:
             return data
-        few = self.corpus.of_windows(spread(self.corpus.n_windows, self.options.n_null))
-        null = Routing(self.view, few, replace(self.options, n_spectra=few.n_windows))
-        try:
-            with untrained(self.view, seed):
-                run_pass(few, [null], task="untrained null")
+        if null is not None:
             data = _beside(data, null._on_data())
-        except Refused as refusal:
-            data.attrs["null_refused"] = str(refusal)
         gaussian = gaussian_readings(self.corpus.window, self.view.d_head, seed=seed)
         growth = self._on_data()["growth_scale"]
         for name, (value, error) in gaussian.items():

@@ -26,7 +26,6 @@ from rheoscope.instruments.sinks.samples import SinkSamples
 from rheoscope.instruments.sinks.switches import Switches
 from rheoscope.instruments.sinks.value_norms import ValueNorms
 from rheoscope.models.taps import refusal
-from rheoscope.models.untrained import untrained
 from rheoscope.models.view import ModelView
 from rheoscope.stats import OWN, RatioOfSums
 from rheoscope.theory.smoothing import MIXING
@@ -59,7 +58,7 @@ class SinkReadings(Instrument):
         n_first: keys at the start whose masses are all shown. n_probes: rows of each map in which a sink elsewhere is
         looked for. n_sampled: windows read with full maps, spread evenly over the text; 0 for none. n_geometry: those
         among them with solver-based margins. n_cost_layers: layers, evenly spread, whose tokens are asked what patterns
-        cost, on one window. n_null: windows given to the untrained null; 0 for no nulls.
+        cost, on one window. n_null: windows given to the untrained null, at least; 0 for no nulls.
         """
 
         threshold: float = 0.3
@@ -175,24 +174,19 @@ class SinkReadings(Instrument):
             attrs["values_refused"] = self.values.refused
         return attrs | (self.samples.attrs() if len(self.sampled) else {})
 
-    def with_nulls(self, data: xr.Dataset, run_pass: Pass, seed: int) -> xr.Dataset:
+    def null(self, few: Corpus) -> SinkReadings | None:
+        if not (few.lengths >= FEWEST_TOKENS).any():
+            return None
+        return SinkReadings(self.view, few, replace(self.options, n_sampled=0))
+
+    def with_nulls(self, data: xr.Dataset, null: SinkReadings | None, run_pass: Pass, seed: int) -> xr.Dataset:
         """Norms of the weights; an untrained model of the same shape, and uniform attention, beside the masses."""
         try:
             data = data.merge(head_costs(self.view))
         except Refused as refused:
             data = data.assign_attrs(head_costs_refused=str(refused))
-        if not self.options.n_null:
+        if null is None:
             return data
-        few = self.corpus.of_windows(spread(self.corpus.n_windows, self.options.n_null))
-        try:
-            null = SinkReadings(self.view, few, replace(self.options, n_sampled=0))
-        except RheoscopeError:  # none of the few windows is long enough
-            return data
-        try:
-            with untrained(self.view, seed):
-                run_pass(few, [null], task="untrained null")
-        except Refused as reason:
-            return data.assign_attrs(null_refused=str(reason))
         chance = null.finalize()
         for name in (name for name in WITH_NULL if name in data and name in chance):
             data[f"{name}_null"], data[f"{name}_null_se"] = chance[name], chance[f"{name}_se"]

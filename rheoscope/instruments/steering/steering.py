@@ -26,7 +26,6 @@ from rheoscope.instruments.steering.steps import exact, spherical_diversity, ste
 from rheoscope.instruments.steering.strongest import strongest_cosine
 from rheoscope.models.attention import Attention
 from rheoscope.models.field import ffn_derivative, ffn_field, ffn_is_parallel, refuse_field
-from rheoscope.models.untrained import untrained
 from rheoscope.models.view import ModelView
 from rheoscope.stats import OWN, RatioOfSums
 
@@ -64,10 +63,10 @@ class Steering(Instrument):
         """defect_stride: the defect is read on every so-manieth position; 0: not at all, as inside an edit of the FFN.
 
         n_first_order: windows for the derivative of the FFN, on the same positions. n_top_k: windows for the mixture
-        of the `top_k` largest attention weights. n_null: windows given to the untrained null. 0: not at all.
+        of the `top_k` largest attention weights. n_null: windows given to the untrained null, at least. 0: not at all.
         """
 
-        defect_stride: int = 4
+        defect_stride: int = 8
         n_first_order: int = 2
         n_top_k: int = 2
         top_k: int = 16
@@ -107,13 +106,15 @@ class Steering(Instrument):
         counted = scopes(batch.valid.to(x.device))
         windows = batch.windows.numpy()
         units = self.corpus.units[windows]
-        self._check_sum(layer, x + A + F, exact(sites.resid_post), counted[1])
+        between = x + A
+        places = (x, between, between + F)
+        self._check_sum(layer, places[-1], exact(sites.resid_post), counted[1])
         readings = step_readings(x, A, F, parallel=self.parallel)
         stacked = torch.stack([readings[name] for name in TOKEN_READINGS], -1)
         sums = [sums_over(stacked, scope) for scope in counted]
         self.tokens.update(layer, units, sums)
         self.depth.update(layer, units, sums[0][0][:, 0], sums[0][1][:, 0])
-        self._observe_diversity(layer, (x, x + A, x + A + F), counted, units)
+        self._observe_diversity(layer, places, counted, units)
         if self.options.defect_stride:
             self._observe_defect(layer, x, A, F, counted, windows)
         rows = np.flatnonzero(np.isin(windows, self.top_k_windows))
@@ -130,12 +131,12 @@ class Steering(Instrument):
     def _observe_diversity(
         self, layer: int, places: tuple[Tensor, ...], counted: list[Tensor], units: Int[np.ndarray, " window"]
     ) -> None:
-        sums = []
-        lengths = [place.norm(dim=-1) for place in places]
-        for scope in counted:
-            values = [spherical_diversity(x, scope, lengths=norm) for x, norm in zip(places, lengths, strict=True)]
-            values += [values[after] - values[before] for before, after in CHANGES.values()]
-            sums.append(sums_over(torch.stack(values, -1)[:, None], scope.any(1, keepdim=True)))
+        values = [spherical_diversity(x, torch.stack(counted)) for x in places]
+        values += [values[after] - values[before] for before, after in CHANGES.values()]
+        stacked = torch.stack(values, -1)[:, :, None]
+        sums = [
+            sums_over(of_scope, scope.any(1, keepdim=True)) for of_scope, scope in zip(stacked, counted, strict=True)
+        ]
         self.diversity.update(layer, units, sums)
 
     def _observe_defect(
@@ -181,14 +182,13 @@ class Steering(Instrument):
         dataset.attrs |= {f"n_{name}": count for name, count in self.n_tokens.items()}
         return dataset.drop_vars([name for name in dataset if "null_orthogonal_all" in str(name)])
 
-    def with_nulls(self, data: xr.Dataset, run_pass: Pass, seed: int) -> xr.Dataset:
+    def null(self, few: Corpus) -> Steering:
+        return Steering(self.view, few, replace(self.options, n_first_order=0, n_top_k=0))
+
+    def with_nulls(self, data: xr.Dataset, null: Steering | None, run_pass: Pass, seed: int) -> xr.Dataset:
         """An untrained model of the same shape beside the readings of the data."""
-        if not self.options.n_null:
+        if null is None:
             return data
-        few = self.corpus.of_windows(spread(self.corpus.n_windows, self.options.n_null))
-        null = Steering(self.view, few, replace(self.options, n_first_order=0, n_top_k=0))
-        with untrained(self.view, seed):
-            run_pass(few, [null], task="untrained null of steering")
         chance = null.finalize()
         for name in map(str, chance):
             if "null" in name or name == "resid_sum_error" or name.endswith("_se"):

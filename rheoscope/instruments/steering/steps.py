@@ -109,19 +109,15 @@ def products(
 
 
 def spherical_diversity(
-    x: Float[Tensor, "window position d_model"],
-    counted: Bool[Tensor, "window position"],
-    *,
-    lengths: Float[Tensor, "window position"] | None = None,
-) -> Float64[Tensor, " window"]:
+    x: Float[Tensor, "window position d_model"], counted: Bool[Tensor, "*scope window position"]
+) -> Float64[Tensor, "*scope window"]:
     """D = 1 - ‖mean u‖² over the counted positions of a window, in [0, 1]; float64, NaN without positions.
 
-    Equal to (n - 1)/n times (1 - mean cosine of different positions); 0: all tokens point one way. lengths: those of
-    x, where they are known.
+    Equal to (n - 1)/n times (1 - mean cosine of different positions); 0: all tokens point one way. Several choices of
+    positions are read at once.
     """
-    lengths = x.norm(dim=-1) if lengths is None else lengths
-    weights = counted / lengths.clamp(min=torch.finfo(x.dtype).tiny)
-    total = torch.einsum("wpd,wp->wd", x, weights.to(x)).double()
+    weights = counted / x.norm(dim=-1).clamp(min=torch.finfo(x.dtype).tiny)
+    total = torch.einsum("wpd,...wp->...wd", x, weights.to(x)).double()
     return (1 - (total / counted.sum(-1, keepdim=True)).square().sum(-1)).clamp(min=0)
 
 
