@@ -4,6 +4,7 @@ training.json   the recipe, hashes of text and vocabulary, and when finished wha
 checkpoint-N/   transformers' own, gone once finished
 loss.csv        the loss curve
 config.json, model.safetensors, tokenizer.json   the model, when finished
+unfinished/     the same while they are written
 """
 
 from __future__ import annotations
@@ -11,13 +12,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from rheoscope.errors import RheoscopeError
+from rheoscope.models.checkpoint import first_line
 from rheoscope.nets.recipe import Recipe
+from rheoscope.storage import refuse_output
 
 RECORD = "training.json"
+UNFINISHED = "unfinished"
+WRITERS = ("PytorchStreamWriter", "inline_container")  # of torch.save, in the RuntimeError of a file it cannot write
 # These may differ between a run and its continuation: they move no number of it.
 FREE = ("text", "log_every", "save_every", "tokenizer", "split")
 
@@ -44,6 +53,26 @@ def read_record(out: Path) -> dict | None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RheoscopeError(f"{out} holds files but no training run ({RECORD}): choose a new or empty folder")
     return None
+
+
+def refuse_unwritable(out: Path) -> None:
+    """Raise RheoscopeError, before any work is done, where the folder could not be made or takes no files."""
+    missing = [path for path in (out, *out.parents) if not path.exists()]
+    refuse_output(missing[-1] if missing else out / RECORD, overwrite=True)
+
+
+@contextmanager
+def written_to(out: Path) -> Iterator[None]:
+    """A block that writes to the folder; what a full disk, or one that is gone, raises there becomes one sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(name in str(error) for name in WRITERS):
+            raise
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise RheoscopeError(
+            f"{out} could not be written ({reason}): make room and give the same command again, it goes on from there"
+        ) from error
 
 
 def refuse_another_run(out: Path, found: dict, wanted: dict) -> None:
@@ -84,6 +113,15 @@ def remove_checkpoints(out: Path) -> None:
     """Delete the checkpoints of a finished run."""
     for folder in _checkpoints(out):
         shutil.rmtree(folder)
+
+
+def put_in_place(part: Path, out: Path) -> None:
+    """Move the files of a model, which are whole, into the folder, its weights last, without which it is no model."""
+    for path in sorted(part.iterdir(), key=lambda path: path.suffix == ".safetensors"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        path.replace(out / path.name)
+    part.rmdir()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -23,12 +23,16 @@ from rheoscope.corpus import Corpus, read
 from rheoscope.errors import RheoscopeError
 from rheoscope.nets.decoder import RheoscopeForCausalLM
 from rheoscope.nets.folder import (
+    UNFINISHED,
     last_checkpoint,
+    put_in_place,
     read_record,
     record_of,
     refuse_another_run,
+    refuse_unwritable,
     remove_checkpoints,
     write_record,
+    written_to,
 )
 from rheoscope.nets.recipe import Recipe
 from rheoscope.nets.trainer import (
@@ -94,6 +98,7 @@ def run(
 ) -> Trained:
     """Begin the run, go on with it, or return it if it is finished."""
     found = read_record(out)
+    refuse_unwritable(out)
     tokenizer = tokenizer_named(plan.tokenizer, plan.text, split=plan.split)
     corpus = read(plan.text, tokenizer=tokenizer, window=plan.window, split=plan.split, pack=True)
     record = record_of(
@@ -110,8 +115,9 @@ def run(
     set_seed(plan.seed)
     model = RheoscopeForCausalLM(plan.config(vocabulary=len(tokenizer), end=tokenizer.eos_token_id))
     if args.should_save and found is None:
-        out.mkdir(parents=True, exist_ok=True)
-        write_record(out, record)
+        with written_to(out):
+            out.mkdir(parents=True, exist_ok=True)
+            write_record(out, record)
     callbacks = [CurveCallback(out)]
     if probe is not None:
         callbacks.append(ProbeCallback(probe, probe_every, held_out.tokens[:PROBE_WINDOWS]))
@@ -119,7 +125,8 @@ def run(
     for callback in callbacks:
         callback.trainer = trainer
     trainer.remove_callback(PrinterCallback)
-    return finished(trainer, tokenizer, out, record, progress=progress)
+    with written_to(out):
+        return finished(trainer, tokenizer, out, record, progress=progress)
 
 
 def finished(
@@ -136,7 +143,8 @@ def finished(
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             if not any("eval_loss" in entry and entry["step"] == trainer.args.max_steps for entry in history(trainer)):
                 trainer.evaluate()
-            trainer.save_model(str(out))
+            part = out / UNFINISHED
+            trainer.save_model(str(part))
     finally:
         bar.close()
     result = {
@@ -146,8 +154,9 @@ def finished(
         "seconds": round(time.monotonic() - started, 3),
     }
     if trainer.args.should_save:
-        (out / "training_args.bin").unlink()  # a pickle; training.json says the same
-        tokenizer.save_pretrained(out)
+        (part / "training_args.bin").unlink()  # a pickle; training.json says the same
+        tokenizer.save_pretrained(part)
+        put_in_place(part, out)
         write_curve(out, trainer.state)
         write_record(out, record | {"finished": result})
         remove_checkpoints(out)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rheoscope.errors import RheoscopeError
 from rheoscope.models.checkpoint import first_line
+
+AT_FDCWD, EXCHANGE = -100, 2  # of renameat2(2): paths from the working folder, RENAME_EXCHANGE
 
 
 def save_edited(
@@ -104,10 +108,10 @@ def _refuse_existing(target: Path, *, overwrite: bool) -> None:
 
 
 def _put_in_place(part: Path, target: Path) -> None:
-    """Rename the new folder; one that is there already steps aside and comes back if that fails."""
+    """Rename the new folder; one that is there already is exchanged for it, so that one of the two is always there."""
     if not target.exists():
         part.rename(target)
-    else:
+    elif not _exchanged(part, target):
         old = _beside(target, "old")
         target.rename(old)
         try:
@@ -117,6 +121,12 @@ def _put_in_place(part: Path, target: Path) -> None:
             raise
         shutil.rmtree(old, ignore_errors=True)
     _flush(target.parent)
+
+
+def _exchanged(first: Path, second: Path) -> bool:
+    """Whether two names were exchanged in one step, which Linux offers on most file systems and others do not."""
+    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    return exchange is not None and exchange(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), EXCHANGE) == 0
 
 
 def _beside(target: Path, what: str) -> Path:

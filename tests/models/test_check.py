@@ -204,6 +204,16 @@ def test_a_wrong_row_does_not_pass_for_the_rounding_of_a_coarse_dtype(monkeypatc
     assert finding.error > 0.01
 
 
+def test_a_wrong_row_whose_error_hides_in_a_coarse_dtype_is_found_in_float64(monkeypatch):
+    monkeypatch.setitem(view_module.FAMILIES, "granite", replace(FAMILIES["granite"], multiplier=None))
+    view = ModelView(tiny("granite", dtype=torch.bfloat16, residual_multiplier=0.98))
+    with torch.no_grad():
+        seen = check_module._judged(SUM, IDENTITIES[SUM], view, torch.arange(3, 31)[None])
+    assert seen.status == "holds"  # by the rounding that bfloat16 may have
+    finding = next(finding for finding in check(view) if finding.identity == SUM)
+    assert (finding.status, finding.dtype) == ("fails", "float64")
+
+
 def test_float32_decides_by_itself():
     for finding in check(ModelView(tiny("llama", dtype=torch.float32))):
         assert (finding.status, finding.dtype, finding.reason) == ("holds", "float32", "")

@@ -1,12 +1,14 @@
 """A folder appears whole or not at all."""
 
 import os
+import sys
 
 import pytest
 import torch
 
 from rheoscope.errors import RheoscopeError
 from rheoscope.models.view import ModelView
+from rheoscope.surgery import save
 from rheoscope.surgery.edits_structure import DropAttention
 from rheoscope.surgery.restructure import restructured
 from rheoscope.surgery.save import refuse_folder, save_edited
@@ -47,6 +49,24 @@ def test_what_is_no_model_is_never_overwritten(model, tmp_path):
     with pytest.raises(RheoscopeError, match="give a name without folders"):
         save_edited(model, None, tmp_path / "new", files={"../x": ""})
     assert sorted(os.listdir(tmp_path)) == ["file", "photos"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="two names are exchanged in one step on Linux alone")
+def test_no_moment_is_without_the_old_folder_or_the_new_one(model, tmp_path, monkeypatch):
+    folder = save_edited(model, None, tmp_path / "edited", files={"old.txt": "old"})
+    rename, seen = type(tmp_path).rename, []
+
+    def watched(path, target):
+        seen.append(path.name)
+        return rename(path, target)
+
+    monkeypatch.setattr(type(tmp_path), "rename", watched)
+    save_edited(model, None, folder, overwrite=True)
+    assert seen == []  # the names are exchanged by one call of the system
+    monkeypatch.setattr(save, "_exchanged", lambda *_: False)
+    save_edited(model, None, folder, overwrite=True)
+    assert seen[0] == "edited"  # where there is no such call, the old one steps aside
+    assert os.listdir(tmp_path) == ["edited"]
 
 
 class Broken:

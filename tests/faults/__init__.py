@@ -1,0 +1,1 @@
+"""Faults on purpose: `python -m tests.faults --kills 20` kills commands at random moments and sees what is left."""
