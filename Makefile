@@ -26,9 +26,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/spectra.py
-	$(BIN)/python benchmarks/energies.py
-	$(BIN)/python benchmarks/measure.py
+	$(BIN)/python benchmarks
 
 # torch first and alone, so that no other requirement picks another build of it
 $(INSTALLED): pyproject.toml constraints.txt
