@@ -70,7 +70,12 @@ def model_class(ref: str, config: PreTrainedConfig, *, trust_remote_code: bool) 
     if trust_remote_code and auto_map:
         return AutoModelForCausalLM if "AutoModelForCausalLM" in auto_map else AutoModel
     names = config.architectures or []
-    for name in [names] if isinstance(names, str) else names:
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise RheoscopeError(
+            f"{ref} has architectures {str(names)[:LONGEST]}, which name no class: correct config.json"
+        )
+    for name in names:
         found = own if own is not None and own.__name__ == name else getattr(transformers, name, None)
         if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
             raise RheoscopeError(

@@ -85,6 +85,12 @@ def test_an_architecture_that_is_not_the_checkpoints(folder, architecture, part)
     assert part in refusal(with_config(folder, architectures=[architecture]))
 
 
+@pytest.mark.parametrize("architectures", [[{}], [["LlamaForCausalLM"]], [None], [3], {"a": 1}, 7])
+def test_architectures_that_are_no_names(folder, architectures):
+    said = refusal(with_config(folder, architectures=architectures))
+    assert "which name no class" in said or "cannot be read" in said
+
+
 @pytest.mark.parametrize(
     ("entries", "part"),
     [
