@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # torch is loaded by the commands that need it, not by --help
 
 INTERVAL = 10.0  # seconds between lines where there is no terminal to draw on
 
+UNITS = {"clock": "turns", "distillation": "steps"}  # by the first word of a task; windows for all others
+
 WIDTH = 120  # columns where there is no terminal to ask
 
 out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
@@ -37,7 +39,7 @@ def progress() -> Iterator[Report]:
         TextColumn("{task.description:<16}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("windows"),
+        TextColumn("{task.fields[unit]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
@@ -47,10 +49,15 @@ def progress() -> Iterator[Report]:
 
         def update(task: str, done: int, total: int) -> None:
             if task not in tasks:
-                tasks[task] = bars.add_task(task, total=total)
-            bars.update(tasks[task], completed=done)
+                tasks[task] = bars.add_task(task, total=total, unit=unit_of(task))
+            bars.update(tasks[task], completed=done, total=total)
 
         yield update
+
+
+def unit_of(task: str) -> str:
+    """What is counted while a task runs."""
+    return next((unit for name, unit in UNITS.items() if task.startswith(name)), "windows")
 
 
 class _Lines:
@@ -67,7 +74,7 @@ class _Lines:
             return
         self.last = now
         left = f", {(now - started) * (total - done) / done:.0f} s left" if done < total and now > started else ""
-        print(f"{task}: {done}/{total} windows{left}", file=sys.stderr, flush=True)
+        print(f"{task}: {done}/{total} {unit_of(task)}{left}", file=sys.stderr, flush=True)
 
 
 def summary_table(readings: list[Reading]) -> Table:

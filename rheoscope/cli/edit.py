@@ -23,10 +23,13 @@ from rheoscope.cli.inputs import (
     Windows,
     opened,
 )
+from rheoscope.errors import RheoscopeError
 
 if TYPE_CHECKING:
     from rheoscope.surgery.apply import Outcome
     from rheoscope.surgery.verify import Reading
+
+LENGTHS, BATCHES, SECONDS = "64,256,1024", "1,4", 60.0  # those of `verify`, which takes torch to import
 
 
 def edit(
@@ -42,6 +45,10 @@ def edit(
         Path | None, typer.Option(help="Keeps the distillation, so that a stopped one goes on where it was.")
     ] = None,
     n_random: Annotated[int, typer.Option(help="Random plans of the same size beside it.", min=0)] = 1,
+    clock_lengths: Annotated[str, typer.Option(help="Tokens at which both models are timed, with commas.")] = LENGTHS,
+    clock_batches: Annotated[str, typer.Option(help="Batch sizes at which they are, with commas.")] = BATCHES,
+    clock_seconds: Annotated[float, typer.Option(help="Seconds that timing may take, about.", min=0)] = SECONDS,
+    no_clock: Annotated[bool, typer.Option("--no-clock", help="No times and no memory.")] = False,
     window: Window = None,
     windows: Windows = 64,
     windows_per_document: PerDocument = None,
@@ -56,6 +63,11 @@ def edit(
     from rheoscope.surgery.plan import Plan
     from rheoscope.surgery.save import refuse_folder, save_edited
 
+    clock = {
+        "lengths": () if no_clock else sizes_of(clock_lengths, "--clock-lengths"),
+        "batch_sizes": sizes_of(clock_batches, "--clock-batches"),
+        "seconds": clock_seconds,
+    }
     refuse_folder(out_folder, overwrite=overwrite)
     plan = Plan.load(plan_file)
     from rheoscope.surgery.apply import carried_out
@@ -80,13 +92,25 @@ def edit(
             memory=memory,
             n_random=n_random,
             seed=seed,
+            clock=clock,
             progress=shown,
         )
     out.print(verification_table(outcome))
     for line in control_lines(outcome):
         out.print(line, markup=False, soft_wrap=True)
-    out.print(latency_table(outcome))
+    if outcome.verification.latencies:
+        out.print(latency_table(outcome))
+    for batch, length in outcome.verification.not_timed:
+        out.print(f"not timed: {batch} x {length:,} tokens; allow more with --clock-seconds", markup=False)
     print(save_edited(outcome.model, view.tokenizer, out_folder, overwrite=overwrite, files=outcome.files()))
+
+
+def sizes_of(written: str, option: str) -> tuple[int, ...]:
+    """Whole numbers from 1, with commas between them."""
+    parts = [part.strip() for part in written.split(",") if part.strip()]
+    if not parts or not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise RheoscopeError(f"{option} {written!r} given: give whole numbers from 1, with commas")
+    return tuple(int(part) for part in parts)
 
 
 def verification_table(outcome: Outcome) -> Table:
@@ -105,6 +129,8 @@ def verification_table(outcome: Outcome) -> Table:
         ("operations per token", found.flops),
         ("memory of one prefill, bytes", found.memory),
     ):
+        if pair.before != pair.before:
+            continue  # not measured
         change = f"{100 * (pair.after / pair.before - 1):+.1f} %" if pair.before else ""
         table.add_row(name, f"{pair.before:,.0f}", f"{pair.after:,.0f}", change)
     return table
@@ -131,11 +157,12 @@ def control_lines(outcome: Outcome) -> list[str]:
 def latency_table(outcome: Outcome) -> Table:
     """Measured times of both models."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("phase", "batch", "tokens", "original, ms", "edited, ms", "ratio", "ratios from … to"):
+    for heading in ("phase", "batch", "tokens", "original, ms", "edited, ms", "ratio", "ratios from … to", "turns"):
         table.add_column(heading, justify="right")
     for one in outcome.verification.latencies:
         times = (f"{one.before_ms:.1f}", f"{one.after_ms:.1f}", f"{one.ratio:.3f}")
-        table.add_row(one.phase, str(one.batch), str(one.length), *times, f"{one.ratio_low:.2f} … {one.ratio_high:.2f}")
+        spread = f"{one.ratio_low:.2f} … {one.ratio_high:.2f}"
+        table.add_row(one.phase, str(one.batch), str(one.length), *times, spread, str(one.repeats))
     return table
 
 

@@ -6,9 +6,10 @@ save_edited(outcome.model, view.tokenizer, "edited", files=outcome.files())
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,13 +57,14 @@ def carried_out(
     memory: Path | None = None,
     n_random: int = 1,
     seed: int = 0,
-    lengths: Sequence[int] | None = None,
+    clock: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> Outcome:
     """The plan on a copy of the model. Half of the documents are fitted on, the other half verify.
 
     distillation: a short training after the refit; memory: the file that keeps it. n_random: random plans of the same
-    kinds and number that are measured beside it, before and after the same refit.
+    kinds and number that are measured beside it, before and after the same refit. clock: lengths, batch_sizes and
+    seconds of `verify`.
     Raises RheoscopeError for a plan of another model, Refused for edits that cannot be kept, before anything is run.
     """
     refuse_loss(view)
@@ -82,8 +84,7 @@ def carried_out(
     if distillation is not None:
         refitted_change = part.recovered(edits, fits)
         distil(view, model, calibration, distillation, memory=memory, progress=progress)
-    shown = {} if lengths is None else {"lengths": lengths}
-    verification = verify(view, model, checking, progress=progress, **shown)
+    verification = verify(view, model, checking, progress=progress, **(clock or {}))
     generator = np.random.default_rng(seed)
     draws = (completed(relabelled(view, edits, generator), means) for _ in range(n_random))
     controls = [part.control(drawn) for drawn in draws]

@@ -23,7 +23,7 @@ from rheoscope.instruments.engine import Progress, batch_size_for, refuse_window
 from rheoscope.instruments.loss import ROWS, refuse_loss
 from rheoscope.models.view import ModelView
 from rheoscope.stats import paired_difference, ratio_of_sums
-from rheoscope.surgery.clock import Latency, latencies, peak_memory
+from rheoscope.surgery.clock import DECODED, SECONDS, Latency, latencies, not_timed, peak_memory
 from rheoscope.surgery.edited_model import EditedForCausalLM
 from rheoscope.surgery.sizes import attention_parameters, flops_per_token, parameters
 
@@ -59,7 +59,7 @@ class Verification:
     """The edited model beside the original. Losses in nats per token, KL(original ‖ edited) in nats per token.
 
     agreement: share of tokens at which both give the same next token most probability. flops: per token, at the window
-    of the text. memory: bytes of one prefill at the longest length timed, beyond the weights. change_before_recovery:
+    of the text. memory: bytes of one prefill at the largest size timed, beyond the weights. change_before_recovery:
     of the edits alone. Errors are over documents, `n` of them, or windows where there are fewer than eight.
     """
 
@@ -74,6 +74,7 @@ class Verification:
     flops: Pair
     memory: Pair
     latencies: tuple[Latency, ...]
+    not_timed: tuple[tuple[int, int], ...] = ()  # batch, length: there was no time for them
     change_before_recovery: Reading | None = None
     change_after_refit: Reading | None = None  # where a distillation followed
     controls: tuple[Control, ...] = ()
@@ -104,10 +105,14 @@ def verify(
     *,
     lengths: Sequence[int] = LENGTHS,
     batch_sizes: Sequence[int] = BATCH_SIZES,
+    seconds: float = SECONDS,
     batch_size: int | None = None,
     progress: Progress = silent,
 ) -> Verification:
-    """Both models on one text, paired by document, and timed in turns. Lengths beyond the context are left out."""
+    """Both models on one text, paired by document, and timed in turns for about so many seconds.
+
+    Lengths beyond the context are left out; no lengths, no clock.
+    """
     refuse_loss(view)
     refuse_window(view, text.window)
     sums = _compared(view, edited, text, batch_size or batch_size_for(view, text.window), progress)
@@ -123,7 +128,9 @@ def verify(
         )
         for model, blocks in sides
     ]
-    fitting = [length for length in lengths if view.context is None or length + 16 <= view.context]
+    fitting = [length for length in lengths if view.context is None or length + DECODED <= view.context]
+    sizes: dict[str, Any] = {"lengths": fitting, "batch_sizes": batch_sizes}
+    times = latencies(view.model, edited, **sizes, seconds=seconds, progress=progress)
     return Verification(
         text=text.provenance(),
         n=int(change.n),
@@ -134,18 +141,17 @@ def verify(
         parameters=Pair(counted[0][0], counted[1][0]),
         attention_parameters=Pair(counted[0][1], counted[1][1]),
         flops=Pair(counted[0][2], counted[1][2]),
-        memory=_memory(view.model, edited, fitting, batch_sizes),
-        latencies=tuple(latencies(view.model, edited, lengths=fitting, batch_sizes=batch_sizes)),
+        memory=_memory(view.model, edited, times),
+        latencies=tuple(times),
+        not_timed=tuple(not_timed(times, **sizes)),
     )
 
 
-def _memory(before: PreTrainedModel, after: PreTrainedModel, lengths: Sequence[int], batches: Sequence[int]) -> Pair:
-    """Peaks of one prefill at the largest size timed, after one of each that fills what allocators keep."""
-    if not lengths:
+def _memory(before: PreTrainedModel, after: PreTrainedModel, times: Sequence[Latency]) -> Pair:
+    """Peaks of one prefill at the largest size timed."""
+    if not times:
         return Pair(math.nan, math.nan)
-    size = {"batch": max(batches), "length": max(lengths)}
-    for model in (before, after):
-        peak_memory(model, **size)
+    size = {"batch": times[-1].batch, "length": times[-1].length}
     return Pair(peak_memory(before, **size), peak_memory(after, **size))
 
 

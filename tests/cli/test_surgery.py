@@ -69,6 +69,29 @@ def test_edit_carries_out_verifies_and_saves(command, plan, tmp_path):
     assert len(kept["edits"][0]["constants"]) == 2  # replayable to the number
 
 
+def test_the_sizes_that_are_timed_are_the_users_choice(command, plan, tmp_path):
+    quick = ("edit", BUILT_IN, plan, *QUICK, "--no-refit", "--n-random", 0)
+    outcome = command(*quick, "--clock-lengths", "8, 16", "--clock-batches", 3, "--out", "a")
+    assert outcome.code == 0, outcome
+    assert "clock, 3 x 16 tokens, decode: 5/5 turns" in outcome.err
+    times = json.loads((tmp_path / "a" / "verification.json").read_text(encoding="utf-8"))["latencies"]
+    assert [(one["phase"], one["batch"], one["length"]) for one in times] == [
+        *(("prefill", 3, 8), ("decode", 3, 8), ("prefill", 3, 16), ("decode", 3, 16))
+    ]
+    outcome = command(*quick, "--clock-lengths", "8,32", "--clock-batches", 1, "--clock-seconds", 0, "--out", "b")
+    assert "not timed: 1 x 32 tokens; allow more with --clock-seconds" in outcome.out
+    outcome = command(*quick, "--no-clock", "--out", "c")
+    assert outcome.code == 0, outcome
+    assert "turns" not in outcome.out + outcome.err
+    found = json.loads((tmp_path / "c" / "verification.json").read_text(encoding="utf-8"))
+    assert found["latencies"] == []
+    assert found["memory"] == {"before": None, "after": None}
+    for wrong in ("", "1,two", "0", "-4", "1.5"):
+        outcome = command(*quick, "--clock-lengths", wrong, "--out", "d")
+        assert outcome.code == 2, outcome
+        assert "give whole numbers from 1, with commas" in outcome.err
+
+
 def test_compare_prints_differences_with_errors_and_writes_a_page(command, runs, tmp_path):
     outcome = command("compare", runs / "a.nc", runs / "b.nc", "--report", "page.html")
     assert outcome.code == 0, outcome

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from rheoscope.models.view import ModelView
-from rheoscope.surgery.clock import latencies
+from rheoscope.surgery import clock
+from rheoscope.surgery.clock import latencies, not_timed
 from rheoscope.surgery.edits_sinks import DropHeads
 from rheoscope.surgery.restructure import restructured, saving
 from rheoscope.surgery.sizes import attention_parameters, flops_per_token, parameters
@@ -81,6 +82,56 @@ def test_operations_are_those_of_the_matrices_and_of_the_mixing(view, edited):
 def test_times_are_taken_in_turns(found):
     assert [(one.phase, one.batch, one.length) for one in found.latencies] == [("prefill", 2, 8), ("decode", 2, 8)]
     assert all(one.before_ms > 0 and one.ratio_low <= one.ratio <= one.ratio_high for one in found.latencies)
+
+
+def test_every_measurement_says_how_far_it_is_and_how_many_turns_it_took(view, edited):
+    told = []
+    times = latencies(
+        view.model, edited, lengths=(8, 4), batch_sizes=(1,), repeats=3, progress=lambda *said: told.append(said)
+    )
+    assert [one.repeats for one in times] == [3] * 4
+    for task in ("clock, 1 x 4 tokens, prefill", "clock, 1 x 8 tokens, decode"):
+        assert [said[1:] for said in told if said[0] == task] == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_size_has_its_share_of_the_time_and_one_turn_at_least(view, edited, monkeypatch):
+    now = 0.0
+
+    def step(model, tokens, cache, seen):
+        nonlocal now
+        now += tokens.numel()  # a second for every token
+
+    monkeypatch.setattr("rheoscope.surgery.clock._step", step)
+    monkeypatch.setattr("rheoscope.surgery.clock.time.monotonic", lambda: now)
+    monkeypatch.setattr("rheoscope.surgery.clock.time.perf_counter", lambda: now)
+    sizes = {"lengths": (100, 1000), "batch_sizes": (1, 8)}
+    times = latencies(view.model, edited, **sizes, repeats=4, seconds=10_000.0)
+    # 100 of 9900 tokens have 101 s: half is less than two turns of 200 s, and enough for three of decoding, 16 s each
+    assert [(one.batch, one.length, one.phase, one.repeats) for one in times] == [
+        (1, 100, "prefill", 1),
+        (1, 100, "decode", 2),
+        (8, 100, "prefill", 1),
+        (8, 100, "decode", 2),
+        (1, 1000, "prefill", 1),
+        (1, 1000, "decode", 4),
+    ]
+    assert not_timed(times, **sizes) == [(8, 1000)]
+    assert now <= 10_000
+    assert not not_timed(latencies(view.model, edited, **sizes, repeats=4), **sizes)
+
+
+def test_decoding_goes_on_from_the_length_it_is_timed_at(view, edited, monkeypatch):
+    lengths = []
+    true_step = clock._step
+
+    def step(model, tokens, cache, seen):
+        lengths.append((cache.get_seq_length(), tokens.shape[1], seen))
+        return true_step(model, tokens, cache, seen)
+
+    monkeypatch.setattr(clock, "_step", step)
+    latencies(view.model, edited, lengths=(5,), batch_sizes=(1,), repeats=2)
+    decoded = [seen for seen in lengths if seen[1] == 1]
+    assert decoded == [(5 + k, 1, 6 + k) for k in range(clock.DECODED)] * 6  # two models, one turn to warm up and two
 
 
 def test_equal_models_take_equal_times_within_a_factor(view):
