@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import tempfile
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from rheoscope.storage import replacing
 
 EVERY = 60.0  # seconds between two savings, at least
 SHARE = 0.05  # of the time of a run that savings may take
+ASIDE = 2**20  # bytes of an array from which it is read back through a file
 KEY = "key.json"
 BATCHES = "batches"
 
@@ -63,7 +65,7 @@ class Partial:
             return 0
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
-                state = {name: kept[name] for name in kept.files}
+                state = {name: set_aside(kept[name]) for name in kept.files}
             done = int(state.pop(BATCHES))
             parts = dict(enumerate(readers))
             restore(parts, state)
@@ -113,6 +115,16 @@ class Partial:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"pass-{number}-of-{self.process}.npz"
+
+
+def set_aside(array: np.ndarray) -> np.ndarray:
+    """An array of some size in a temporary file without a name rather than in memory: states may be larger than that."""
+    if array.nbytes < ASIDE:
+        return array
+    with tempfile.TemporaryFile() as file:
+        aside = np.memmap(file, array.dtype, "w+", shape=array.shape)
+    aside[...] = array
+    return aside
 
 
 def partial_of(output: Path) -> Path:

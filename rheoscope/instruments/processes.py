@@ -8,6 +8,8 @@ memory, whatever the model runs on, so they travel by gloo. What they travel as 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.partial import set_aside
 from rheoscope.stats import restore, state_of, take_in
 
 BEAT = 2.0  # seconds between two signs of life
@@ -148,7 +151,9 @@ def joined() -> Iterator[Processes]:
             f"the processes of this run do not find one another ({str(error).splitlines()[0]}): start them by torchrun"
         ) from error
     processes, over = Processes(rank, size, dist.PrefixStore("rheoscope", store)), threading.Event()
-    threading.Thread(target=_beat, args=(processes, over), daemon=True).start()
+    heart = _Heart(processes, over)
+    for work in (heart.beat, heart.watch):
+        threading.Thread(target=work, daemon=True).start()
     try:
         yield processes
     finally:
@@ -156,15 +161,32 @@ def joined() -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-def _beat(processes: Processes, over: threading.Event) -> None:
-    """Signs of life until the run is over."""
-    beat = 0
-    while not over.wait(BEAT):
-        beat += 1
-        try:
-            processes.store.set(f"beat {processes.rank}", str(beat))
-        except RuntimeError:  # the store is gone
-            return
+@dataclass
+class _Heart:
+    """Signs of life of a process, and an end to it where they no longer go through."""
+
+    processes: Processes
+    over: threading.Event
+    beats: int = 0
+
+    def beat(self) -> None:
+        """A sign now and then, until the run is over."""
+        while not self.over.wait(BEAT):
+            try:
+                self.processes.store.set(f"beat {self.processes.rank}", str(self.beats))
+            except RuntimeError:  # the store is gone, as whoever waits for the others will find
+                return
+            self.beats += 1
+
+    def watch(self) -> None:
+        """Ends the process where the network is gone: whatever asks the store then would wait for many minutes."""
+        missed, seen = 0, self.beats
+        while not self.over.wait(BEAT):
+            missed, seen = (missed + 1 if seen == self.beats else 0), self.beats
+            if missed * BEAT > PATIENCE:
+                where = f"process {self.processes.rank} of {self.processes.size}"
+                print(f"rheoscope: {where}: the others have been out of reach for {PATIENCE:.0f} s", file=sys.stderr)
+                os._exit(2)
 
 
 def _handed_on(state: Iterator[tuple[str, np.ndarray]], give: Callable[[torch.Tensor], Any]) -> None:
@@ -193,7 +215,7 @@ def _received(take: Callable[[torch.Tensor], Any]) -> Iterator[tuple[str, np.nda
         for name, array in pack:
             _bytes(array)[:] = together[start : start + array.nbytes]
             start += array.nbytes
-            yield name, array
+            yield name, set_aside(array)
 
 
 def _packs(state: Iterator[tuple[str, np.ndarray]]) -> Iterator[list[tuple[str, np.ndarray]]]:

@@ -26,6 +26,7 @@ from rheoscope.instruments.steering.steps import exact, spherical_diversity, ste
 from rheoscope.instruments.steering.strongest import strongest_cosine
 from rheoscope.models.attention import Attention
 from rheoscope.models.field import ffn_derivative, ffn_field, ffn_is_parallel, refuse_field
+from rheoscope.models.placement import has_numbers
 from rheoscope.models.view import ModelView
 from rheoscope.stats import OWN, RatioOfSums
 
@@ -84,7 +85,8 @@ class Steering(Instrument):
         )
         self.parallel = ffn_is_parallel(view)
         n = corpus.n_windows
-        self.first_order_windows = spread(n, self.options.n_first_order if self.options.defect_stride else 0)
+        derived = self.options.defect_stride and has_numbers(view.model)  # packed weights have no derivative to take
+        self.first_order_windows = spread(n, self.options.n_first_order if derived else 0)
         self.top_k_windows = spread(n, self.options.n_top_k)
         everywhere = np.arange(n)
         self.tokens = self._means(TOKEN_READINGS, everywhere)
