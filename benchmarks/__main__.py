@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -25,7 +26,8 @@ COMMANDS = {
     "wavelets": ["fields.py", "wavelets"],
     "steering": ["steering.py", "--windows", "4", "--repeats", "1"],
     "sinks": ["sinks.py", "builtin:manual", "--text", "builtin:manual-all", "--split", "file", "--window", "256"],
-    "surgery": ["surgery.py"],
+    "prefill": ["surgery.py", "prefill", "--threads", "1"],
+    "parallel": ["surgery.py", "parallel", "--threads", "1"],
     "nets": ["nets.py", "--repeats", "2"],
 }
 
@@ -48,11 +50,18 @@ def passed(name: str) -> bool:
     """Whether a benchmark ran to its end; what it prints goes to the terminal."""
     script, *options = COMMANDS[name]
     print(f"\n## {' '.join([script, *options])}", flush=True)
-    started = time.monotonic()
+    started = time.monotonic(), processor_seconds()
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     done = subprocess.run([sys.executable, FOLDER / script, *options], env=os.environ | threads)
-    print(f"({time.monotonic() - started:.0f} s)", flush=True)
+    wall, processor = time.monotonic() - started[0], processor_seconds() - started[1]
+    print(f"({wall:.0f} s, processor {processor:.0f} s)", flush=True)
     return done.returncode == 0
+
+
+def processor_seconds() -> float:
+    """Processor time of all benchmarks so far: what they take of an idle machine on one thread."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":
