@@ -32,6 +32,7 @@ from rheoscope.storage import refuse_output
 
 if TYPE_CHECKING:
     from rheoscope.corpus import Corpus
+    from rheoscope.instruments.memory import Memory
     from rheoscope.models.view import ModelView
     from rheoscope.run import Run
 
@@ -67,6 +68,7 @@ def measure(
     device: Device = "auto",
     trust_remote_code: Trust = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was killed (OUT.partial).")] = False,
+    max_memory: Annotated[str | None, typer.Option(help="Memory that the process may take, such as 4GiB.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Measure a model on a text: one pass, all instruments, a run file and a summary. Several models: a file each."""
@@ -83,8 +85,12 @@ def measure(
         "nulls": not no_nulls,
         "seed": seed,
     }
+    from rheoscope.instruments.memory import parsed
     from rheoscope.instruments.partial import partial_of, remove_partial
     from rheoscope.instruments.scale import Stop
+
+    scale: dict[str, Any] = {"resume": resume, "anew": overwrite and not resume}
+    scale["max_memory"] = None if max_memory is None else parsed(max_memory)
 
     with shared() as processes:
         loading["device"] = own_device(device, processes)
@@ -92,10 +98,10 @@ def measure(
         def one(job: Job) -> None:
             if processes.first:
                 _refuse_outputs(job, table_format, resume=resume, overwrite=overwrite)
-            stop, scale = Stop(), {"resume": resume, "anew": overwrite and not resume, "processes": processes}
-            with stoppable(stop, partial_of(job.out)):
+            own = scale | {"processes": processes, "stop": Stop()}
+            with stoppable(own["stop"], partial_of(job.out)):
                 view, corpus = opened(job.model, text, loading=loading, **reading)
-                run, is_new = _measured(job, view, corpus, measuring, scale | {"stop": stop}, overwrite=overwrite)
+                run, is_new = _measured(job, view, corpus, measuring, own, overwrite=overwrite)
             if processes.first:
                 _write(job, run, table_format, is_new=is_new, overwrite=overwrite)
                 remove_partial(partial_of(job.out))
@@ -115,8 +121,11 @@ def _measured(
     from rheoscope.instruments.partial import partial_of
     from rheoscope.instruments.scale import Scale
 
+    def told(needed: Memory) -> None:
+        err.print(str(needed), markup=False, soft_wrap=True)
+
     is_new = overwrite or not job.out.exists()
-    how = Scale(partial=partial_of(job.out), output=None if is_new else job.out, **scale)
+    how = Scale(partial=partial_of(job.out), output=None if is_new else job.out, tell=told, **scale)
     command = ["rheoscope", *sys.argv[1:]]
     with progress() as shown:
         return measured(view, corpus, **measuring, command=command, progress=shown, scale=how), is_new

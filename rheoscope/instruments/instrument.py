@@ -81,6 +81,10 @@ class Instrument(ABC):
             )
         take_in(self, dict(state_of(other)))
 
+    def kept_bytes(self) -> int:
+        """Bytes of memory that this will keep at most, and take while it finalises."""
+        return sum(array.nbytes for _, array in state_of(self))
+
     @abstractmethod
     def finalize(self) -> xr.Dataset:
         """The readings of the shared pass, labelled; variable names are rows of the catalogue."""

@@ -8,7 +8,7 @@ import platform
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -22,6 +22,7 @@ from rheoscope.instruments.engine import Progress, batch_size_for, refuse_window
 from rheoscope.instruments.fields.fields import Fields
 from rheoscope.instruments.instrument import Instrument
 from rheoscope.instruments.loss import Loss
+from rheoscope.instruments.memory import estimate, fitting
 from rheoscope.instruments.routing.routing import Routing
 from rheoscope.instruments.scale import Passes, Scale, digest_of, key_of
 from rheoscope.instruments.sinks.sinks import SinkReadings
@@ -57,9 +58,9 @@ def measure(
     """
     started = time.monotonic()
     refuse_window(view, corpus.window)
-    size = batch_size_for(view, corpus.window) if batch_size is None else batch_size
     active, left_out = _made(view, corpus, instruments, options or {})
-
+    wanted = scale.batch_size() or batch_size_for(view, corpus.window) if batch_size is None else batch_size
+    size = _fitting(view, corpus, list(active.values()), wanted, nulls, scale)
     config = {
         "instruments": list(active),
         "left_out": left_out,
@@ -86,6 +87,16 @@ def measure(
     config |= {"command": shlex.join(command)}
     record = provenance(view, corpus, config, seconds=time.monotonic() - started, weights=weights)
     return Run.of(datasets, record | {"processes": scale.processes.size, "key": digest_of(key)})
+
+
+def _fitting(
+    view: ModelView, corpus: Corpus, active: Sequence[Instrument], wanted: int, nulls: bool, scale: Scale
+) -> int:
+    """The batch size, after the memory that the run will take has been told; smaller where it has to fit a bound."""
+    needed = estimate(view, active, window=corpus.window, batch_size=wanted, nulls=nulls)
+    size = scale.processes.told("batch size", fitting(needed, scale.max_memory))
+    scale.tell(replace(needed, batch_size=min(size, corpus.n_windows)))
+    return size
 
 
 def _made(

@@ -48,7 +48,7 @@ class Partial:
 
     def require_own(self) -> None:
         """Raise RheoscopeError where the folder belongs to another measurement."""
-        held = _key_in(self.folder)
+        held = key_in(self.folder)
         if held is None:
             return
         other = [name for name in {*held, *self.key} if held.get(name) != self.key.get(name)]
@@ -97,7 +97,7 @@ class Partial:
 
     def _begin(self) -> None:
         """The folder with its key, in one step; raises RheoscopeError where another measurement has taken it."""
-        if _key_in(self.folder) is None:
+        if key_in(self.folder) is None:
             fresh = self.folder.with_name(f".rheoscope-{secrets.token_hex(8)}.part")
             try:
                 fresh.mkdir()
@@ -118,7 +118,7 @@ class Partial:
 
 
 def set_aside(array: np.ndarray) -> np.ndarray:
-    """An array of some size in a temporary file without a name rather than in memory: states may be larger than that."""
+    """An array of some size in a temporary file without a name, not in memory: states may be larger than that."""
     if array.nbytes < ASIDE:
         return array
     with tempfile.TemporaryFile() as file:
@@ -134,7 +134,7 @@ def partial_of(output: Path) -> Path:
 
 def remove_partial(folder: Path) -> None:
     """Removes an unfinished run; raises RheoscopeError for a folder of something else. The key goes last."""
-    if _key_in(folder) is not None:
+    if key_in(folder) is not None:
         for path in sorted(folder.iterdir(), key=lambda path: path.name == KEY):
             path.unlink(missing_ok=True)
     if folder.exists():
@@ -143,13 +143,13 @@ def remove_partial(folder: Path) -> None:
 
 def refuse_unfinished(folder: Path) -> None:
     """Raise RheoscopeError where an unfinished run would be lost."""
-    if _key_in(folder) is not None:
+    if key_in(folder) is not None:
         raise RheoscopeError(
             f"{folder} holds an unfinished run: add --resume to go on with it, or --overwrite to begin anew"
         )
 
 
-def _key_in(folder: Path) -> dict[str, Any] | None:
+def key_in(folder: Path) -> dict[str, Any] | None:
     """What an unfinished run depends on; None where there is no folder, or an empty one that a kill left."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return None

@@ -69,6 +69,15 @@ class Processes:
                 "give all processes the same model, text and options"
             )
 
+    def told(self, name: str, value: int) -> int:
+        """The value that process 0 has, which may have measured its machine a little differently."""
+        if self.size == 1:
+            return value
+        if self.first:
+            self.store.set(name, str(value))
+        self._wait_for(name, of=0)
+        return int(self.store.get(name))
+
     def merge(self, readers: Sequence[object], *, number: int, idle: Callable[[], None]) -> None:
         """What all processes have gathered in pass `number`, in the readers of each; `idle` while others still read."""
         if self.size == 1:

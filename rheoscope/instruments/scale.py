@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
@@ -17,7 +17,8 @@ from rheoscope.corpus import Batch, Corpus, batches
 from rheoscope.errors import RheoscopeError, Stopped
 from rheoscope.instruments.engine import Progress, run_pass
 from rheoscope.instruments.instrument import Instrument
-from rheoscope.instruments.partial import EVERY, Partial, refuse_unfinished, remove_partial
+from rheoscope.instruments.memory import Memory
+from rheoscope.instruments.partial import EVERY, Partial, key_in, refuse_unfinished, remove_partial
 from rheoscope.instruments.processes import Ended, Processes
 from rheoscope.models.interface import taps_of
 from rheoscope.models.view import ModelView
@@ -35,6 +36,10 @@ class Stop:
     heeded: bool = False
 
 
+def unsaid(needed: Memory) -> None:
+    """Nothing is told."""
+
+
 @dataclass(frozen=True)
 class Scale:
     """How a measurement is kept, resumed and shared out.
@@ -42,7 +47,7 @@ class Scale:
     partial: folder for its state while it runs; None: kept nowhere. resume: go on from what the folder holds; without,
     a folder that is there is refused, or removed first with `anew`. every: seconds between two savings, at least.
     max_memory: bytes that the process may take, by the estimate; None: no bound. output: the file that the run will be
-    written to; with `resume`, a run that is there already is returned as it is.
+    written to; with `resume`, a run that is there already is returned as it is. tell: is given the estimate of memory.
     """
 
     partial: Path | None = None
@@ -53,6 +58,7 @@ class Scale:
     stop: Stop = field(default_factory=Stop)
     max_memory: int | None = None
     output: Path | None = None
+    tell: Callable[[Memory], None] = unsaid
 
     def finished(self, key: Mapping[str, Any]) -> Run | None:
         """The run that is to be resumed, where it is over and written: read back. None where it is not."""
@@ -64,6 +70,11 @@ class Scale:
                 f"{self.output} exists already and is the run of something else: choose another --out, or --overwrite"
             )
         return run
+
+    def batch_size(self) -> int | None:
+        """The batch size that an unfinished run was begun with; None where there is none to go on with."""
+        key = key_in(self.partial) if self.resume and self.partial is not None else None
+        return key and key.get("options", {}).get("batch_size")
 
     def opened(self, view: ModelView, key: Mapping[str, Any]) -> Partial | None:
         """The state of this measurement, once it is sure that it belongs to no other."""

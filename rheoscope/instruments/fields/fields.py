@@ -144,6 +144,12 @@ class Fields(Instrument):
         attention = sites.attention if len(rows) == len(windows) else sites.attention.of_rows(rows)
         self.layers[layer].observe(field_maps(attention, self.n_heads), windows[rows])
 
+    def kept_bytes(self) -> int:
+        """Snapshots kept in memory, and those of one field in float64, twice, while it is read."""
+        n_fields, n, n_entries = self.view.n_layers * (1 + self.n_heads), len(self.snapshots), len(self.entries[0])
+        rows = {"memory": n, "disk": 0}.get(self.storage, 0) if isinstance(self.storage, str) else 3 * self.storage
+        return super().kept_bytes() + n_entries * (4 * rows * n_fields + 16 * n)
+
     def finalize(self) -> xr.Dataset:
         """Readings of the shared pass. Layers are read one by one, so only one is ever held in float64."""
         positions = coherence_positions(self.entries[0])
