@@ -46,16 +46,19 @@ def mixing_cosines(
 ) -> dict[str, np.ndarray]:
     """Mean cosine before the step, after the natural one, and after A_a for every a, measured and predicted."""
     repeated = v.repeat_interleave(view.n_heads // view.n_kv_heads, 0)
-    measured = [
-        mean_cosine((x + attention_step(view, layer, mixed(repeated, a, causal=view.causal)))[1:]) for a in MIXING
-    ]
+    u = attention_step(view, layer, repeated)
+    if linear_step(view):  # A_a is linear in a, and so are the steps
+        evenly = attention_step(view, layer, mixed(repeated, 1.0, causal=view.causal))
+        steps = ((1 - a) * u + a * evenly for a in MIXING)
+    else:
+        steps = (attention_step(view, layer, mixed(repeated, a, causal=view.causal)) for a in MIXING)
+    measured = [mean_cosine((x + after)[1:]) for after in steps]
     found = {
         "cosine_before": mean_cosine(x[1:]),
         "cosine_after": mean_cosine((x + step)[1:]),
         "cosine_measured": torch.stack(measured),
     }
     if linear_step(view):
-        u = attention_step(view, layer, repeated)
         conditions = smoothing_conditions(x[1:], u[1:])
         found["cosine_predicted"] = predicted_cosine(x[1:], u[1:], attended_mean=u.mean(0))
         found |= {"dense_gain": conditions.dense_gain, "mean_gain": conditions.mean_gain}
