@@ -193,12 +193,13 @@ def filled_windows(pieces: Iterator[Piece], frame: Framing, window: int, n_windo
 
 @dataclass(frozen=True)
 class Batch:
-    """Some windows of a corpus as tensors; `windows` are their numbers in it."""
+    """Some windows of a corpus as tensors; `windows` are their numbers in it, `first` the place where they begin."""
 
     tokens: Int[Tensor, "batch position"]
     valid: Bool[Tensor, "batch position"]
     documents: Int[Tensor, " batch"]
     windows: Int[Tensor, " batch"]
+    first: int = 0
 
 
 def batches(corpus: Corpus, batch_size: int) -> Iterator[Batch]:

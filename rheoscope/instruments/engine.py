@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rheoscope.corpus import Batch
 from rheoscope.errors import RheoscopeError
 from rheoscope.instruments.instrument import Instrument, LayerSites
+from rheoscope.instruments.outputs import outputs, separate_head
 from rheoscope.models.attention import Attention
 from rheoscope.models.taps import Tap
 from rheoscope.models.view import ModelView
@@ -48,17 +49,25 @@ def run_pass(
     done: windows that came before these batches, for the progress alone.
     """
     started = time.monotonic()
-    head = any(instrument.reads_output for instrument in instruments)
+    readers = [instrument for instrument in instruments if instrument.reads_output]
+    head = separate_head(view) if readers else None
     with _observed(view, instruments) as current:
         for batch in batches:
             current.batch = batch
-            output = view.forward(batch.tokens, batch.valid, head=head)
-            for instrument in instruments:
-                instrument.observe_output(output, batch)
-            del output  # before the next batch makes logits of its own
+            if readers:
+                _read_outputs(view, batch, head, readers)
+            else:
+                view.forward(batch.tokens, batch.valid, head=False)
             done += len(batch.tokens)
             progress(task, done, total)
     return time.monotonic() - started
+
+
+def _read_outputs(view: ModelView, batch: Batch, head: nn.Module | None, readers: Sequence[Instrument]) -> None:
+    """One forward pass over a batch, its logits read part by part."""
+    for output, part in outputs(view, batch, head):
+        for instrument in readers:
+            instrument.observe_output(output, part)
 
 
 def batch_size_for(view: ModelView, window: int) -> int:

@@ -48,10 +48,11 @@ class Loss(Instrument):
         scored = batch.valid[:, 1:].numpy()
         nll = np.where(scored, nll, 0.0)
         windows = batch.windows.numpy()
-        self.window_nll[windows] = nll.sum(1)
-        self.window_tokens[windows] = scored.sum(1)
-        self.position_nll[1:] += nll.sum(0)
-        self.position_tokens[1:] += scored.sum(0)
+        places = slice(batch.first + 1, batch.first + batch.tokens.shape[1])
+        self.window_nll[windows] += nll.sum(1)
+        self.window_tokens[windows] += scored.sum(1)
+        self.position_nll[places] += nll.sum(0)
+        self.position_tokens[places] += scored.sum(0)
 
     def finalize(self) -> xr.Dataset:
         seen = self.window_tokens > 0

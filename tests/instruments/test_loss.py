@@ -12,6 +12,7 @@ from rheoscope.errors import Refused
 from rheoscope.instruments.engine import run_pass
 from rheoscope.instruments.loss import ROWS, Loss, token_nll
 from rheoscope.instruments.measure import measure
+from rheoscope.instruments.outputs import PART_BYTES, outputs, separate_head
 from rheoscope.models.view import ModelView
 from tests.tiny import Float64Throughout, tiny
 
@@ -101,6 +102,21 @@ def test_parts_seen_by_two_processes_merge_to_the_whole():
     merged = parts[0].finalize()
     for name, value in whole.finalize().items():
         np.testing.assert_allclose(merged[name], value, err_msg=name, **CLOSE)
+
+
+@pytest.mark.parametrize(("family", "apart"), [("gpt2", True), ("llama", True), ("gemma2", False), ("granite", False)])
+@pytest.mark.parametrize("rows", [2, 7, 29, 30])
+def test_logits_made_a_few_rows_at_a_time_give_the_same_loss(family, apart, rows, monkeypatch):
+    view = ModelView(tiny(family))
+    vocabulary = view.model.get_output_embeddings().weight.shape[0]
+    monkeypatch.setitem(PART_BYTES, "cpu", 4 * vocabulary * rows)
+    with Float64Throughout():
+        assert (separate_head(view) is not None) == apart  # Gemma 2 caps its logits, Granite scales them
+        parts = [output.shape[:2] for output, _ in outputs(view, next(batches(CORPUS, 4)), separate_head(view))]
+        assert max(a * b for a, b in parts) <= (rows if apart else 4 * CORPUS.window)
+        found = measure(view, CORPUS, instruments=["loss"])["loss"]
+    for name, value in measured(family).items():
+        np.testing.assert_allclose(found[name], value, err_msg=name, **CLOSE)
 
 
 def test_a_long_row_of_logits_is_scored_in_pieces_without_a_seam():
