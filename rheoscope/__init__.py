@@ -6,7 +6,7 @@
     run.report("run.html")
 
 Names are imported when they are first used: `import rheoscope` itself loads neither torch nor transformers. It makes
-our model types known to transformers' Auto classes, as soon as those are imported.
+our model types known to transformers' Auto classes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Makes transformers know the model types of rheoscope, without loading it before somebody does.
+"""Makes transformers know the model types of rheoscope, without loading anything before somebody asks for one.
 
-Where transformers' Auto classes are there already they are told at once; else as soon as they are imported.
+transformers' mapping from model types to configurations is told which types there are, at once or when it is imported.
+That happens in the middle of much else of transformers, where nothing of ours can be imported yet; the mapping imports
+a type when it is looked up, and that registers the model class as well.
 """
 
 from __future__ import annotations
@@ -12,31 +14,51 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
-AUTO_CLASSES = "transformers.models.auto.modeling_auto"
-HOMES = ("rheoscope.nets", "rheoscope.surgery.edited_model")  # each registers its model type when it is imported
+CONFIGURATIONS = "transformers.models.auto.configuration_auto"
+# Model types and the modules that register them when they are imported.
+HOMES = {"rheoscope_decoder": "rheoscope.nets", "rheoscope_edited": "rheoscope.surgery.edited_model"}
 
 
 def register() -> None:
-    """Register our model types, now or when the Auto classes are imported."""
-    if AUTO_CLASSES in sys.modules:
-        _import_homes()
+    """Let transformers know our model types, now or when its mapping is imported."""
+    if CONFIGURATIONS in sys.modules:
+        _tell(sys.modules[CONFIGURATIONS])
     elif not any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
         sys.meta_path.insert(0, _WhenImported())
 
 
-def _import_homes() -> None:
-    for home in HOMES:
-        importlib.import_module(home)
+def _tell(module: ModuleType) -> None:
+    mapping = module.CONFIG_MAPPING
+    if not hasattr(mapping, "knows_rheoscope"):
+        mapping.__class__ = _late(type(mapping))
+
+
+def _late(kind: type) -> type:
+    """A class of the mapping that says that it has our types, and imports them when they are looked up."""
+
+    class Late(kind):
+        knows_rheoscope = True
+
+        def __contains__(self, key: object) -> bool:
+            return key in HOMES or super().__contains__(key)
+
+        def __getitem__(self, key: str) -> Any:
+            if key in HOMES:
+                importlib.import_module(HOMES[key])
+            return super().__getitem__(key)
+
+    return Late
 
 
 class _WhenImported(MetaPathFinder):
-    """Finds the Auto classes once, where the finders after it find them, and has their loader tell us."""
+    """Finds the mapping's module once, where the finders after it find it, and has its loader tell us."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != AUTO_CLASSES:
+        if fullname != CONFIGURATIONS:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -46,7 +68,7 @@ class _WhenImported(MetaPathFinder):
 
 
 class _Then(Loader):
-    """A loader that registers our model types after it has loaded."""
+    """A loader that tells us when it has loaded."""
 
     def __init__(self, loader: Loader):
         self.loader = loader
@@ -57,4 +79,4 @@ class _Then(Loader):
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
         module.__spec__.loader = module.__loader__ = self.loader
-        _import_homes()
+        _tell(module)

@@ -4,7 +4,7 @@ It holds the model of the family, restructured, and forwards to it. Its configur
 the edits; making it repeats the edits on an empty model, and the weights that are read then fit. Importing this module
 registers it with the Auto classes. Without rheoscope transformers does not know the model type and says so.
 
-It is imported when transformers' Auto classes are, possibly by another module of ours that is not yet whole. So it
+It is imported when its model type is first looked up, possibly by another module of ours that is not yet whole. So it
 imports next to nothing of ours itself; what it works with comes when it is first used, in `_work`.
 """
 

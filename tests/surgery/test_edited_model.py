@@ -94,6 +94,49 @@ def test_importing_rheoscope_loads_neither_torch_nor_transformers():
     assert new_process(code).stdout.strip() == "[]"
 
 
+AUTO = {
+    "rheoscope first": "import rheoscope; from transformers import AutoConfig",
+    "transformers first": "from transformers import AutoConfig; import rheoscope",
+    "Auto classes of models first": "from transformers import AutoModelForCausalLM, AutoConfig; import rheoscope",
+    "tokenizers first": "import rheoscope; from transformers import AutoTokenizer, AutoConfig",
+    "a model of transformers first": "import rheoscope; from transformers import LlamaForCausalLM, AutoConfig",
+    "the trainer first": "import rheoscope; from transformers import Trainer, AutoConfig",
+}
+READ_BOTH = """
+import sys
+edited, plain = (AutoConfig.from_pretrained(folder) for folder in sys.argv[1:])
+print(type(edited).__name__, type(edited.text_config).__name__, type(plain).__name__, edited.rounds[0][0]["edit"])
+from transformers import AutoModelForCausalLM
+print(*(type(AutoModelForCausalLM.from_pretrained(folder)).__name__ for folder in sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def two_folders(tmp_path_factory):
+    """A network of ours, edited and as it is."""
+    folder = tmp_path_factory.mktemp("types")
+    view = single("rheoscope_decoder")
+    view.model.save_pretrained(folder / "plain")
+    return save_edited(restructured(view, [Linearize(layers=(2,))]), None, folder / "edited"), folder / "plain"
+
+
+@pytest.mark.parametrize("order", AUTO)
+def test_auto_classes_read_both_of_our_types_in_a_new_process(two_folders, order):
+    done = new_process(AUTO[order] + READ_BOTH, *two_folders)
+    assert done.stdout.splitlines() == [
+        "EditedConfig RheoscopeConfig RheoscopeConfig Linearize",
+        "EditedForCausalLM RheoscopeForCausalLM",
+    ], done.stderr[-2000:]
+
+
+def test_without_rheoscope_the_configuration_is_unknown_too(tmp_path):
+    view = single("llama")
+    folder = save_edited(restructured(view, mixed_edits(view)), None, tmp_path / "edited")
+    done = new_process("import sys; from transformers import AutoConfig as A; A.from_pretrained(sys.argv[1])", folder)
+    assert done.returncode != 0
+    assert "model type `rheoscope_edited` but Transformers does not recognize" in done.stderr
+
+
 @pytest.mark.parametrize("module", ["rheoscope.models.checkpoint", "rheoscope.nets", "rheoscope.surgery.mixing"])
 def test_transformers_knows_our_types_whichever_module_comes_first(module):
     code = f"import {module}; from transformers import AutoConfig; print(AutoConfig.for_model('rheoscope_edited'))"
