@@ -117,6 +117,7 @@ def one_case(arguments: argparse.Namespace) -> dict:
     )
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     work = peer_cases.CASES[arguments.case](arguments.model, clock)
+    loaded = peak_mb()
     work(corpus.of_windows(slice(0, 1)), arguments.batch, 0)
     started = clock(), time.perf_counter()
     readings, dense = work(corpus, arguments.batch, arguments.dense_windows)
@@ -129,6 +130,7 @@ def one_case(arguments: argparse.Namespace) -> dict:
         "seconds": bare + spectra,
         "dense": {name: value / arguments.dense_windows for name, value in dense.items()},
         "wall": wall,
+        "loaded": loaded,
         "peak": peak_mb(),
         "readings": readings,
     }
@@ -138,6 +140,7 @@ def row(name: str, case: dict) -> None:
     """One line of a case, and what its dense spectra cost."""
     spectra = f" ({case['bare']:.2f} without dense spectra)" if case["dense"] else ""
     print(f"{name}: {case['seconds']:.2f} s a window{spectra}, peak {case['peak']:.0f} MB", end="")
+    print(f" ({case['loaded']:.0f} MB once the model is open)", end="")
     print(f"; {case['windows']} windows, {case['wall']:.0f} s of wall time", flush=True)
     for part, seconds in case["dense"].items():
         print(f"    {part}: {seconds:.2f} s a window")
