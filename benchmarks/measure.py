@@ -3,8 +3,8 @@
     python benchmarks/measure.py                                        # a random model of SmolLM2-135M's shape
     python benchmarks/measure.py --model FOLDER --text FILE --split heading
 
-Times are alternated, plain and measured, and the median of the ratios is given. Memory is the peak of a process of its
-own for each case.
+Times are alternated, plain and measured, and the median of the ratios is given: of the clock, and of processor time,
+which other work on the machine disturbs less. Memory is the peak of a process of its own for each case.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ def times(arguments: argparse.Namespace) -> None:
     rheoscope.measure(view, few, instruments=names, batch_size=arguments.batch, nulls=False)
     ratios = []
     for _ in range(arguments.repeats):
-        seconds = [timed(lambda: plain(view, corpus, arguments.batch))]
-        seconds.append(timed(lambda: rheoscope.measure(view, corpus, instruments=names, batch_size=arguments.batch)))
-        ratios.append(seconds[1] / seconds[0])
-        print(f"{corpus.n_windows} x {corpus.window}: plain {seconds[0]:.1f} s, measure {seconds[1]:.1f} s")
-    print(f"measure ({arguments.instruments}) / plain = {statistics.median(ratios):.2f}")
+        without = timed(lambda: plain(view, corpus, arguments.batch))
+        with_all = timed(lambda: rheoscope.measure(view, corpus, instruments=names, batch_size=arguments.batch))
+        ratios.append([after / before for before, after in zip(without, with_all, strict=True)])
+        for clock, before, after in zip(("wall", "processor"), without, with_all, strict=True):
+            print(f"{corpus.n_windows} x {corpus.window}: plain {before:.1f} s, measure {after:.1f} s ({clock})")
+    wall, processor = (statistics.median(column) for column in zip(*ratios, strict=True))
+    print(f"measure ({arguments.instruments}) / plain = {wall:.2f}, of processor time {processor:.2f}")
 
 
 def memory(arguments: argparse.Namespace) -> None:
@@ -138,11 +140,11 @@ def plain(view: ModelView, corpus: Corpus, batch: int) -> None:
         view.model(input_ids=windows.tokens, use_cache=False)
 
 
-def timed(work) -> float:
-    """Wall seconds."""
-    started = time.perf_counter()
+def timed(work) -> tuple[float, float]:
+    """Seconds of the clock, and of processor time of all threads."""
+    started, used = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - used
 
 
 if __name__ == "__main__":

@@ -59,10 +59,12 @@ def predicted_cosine(
     x, u = x.double(), u.double()
     mean_x, mean_u = x.mean(0), u.mean(0)
     everywhere = mean_u if attended_mean is None else attended_mean.double()
+    dx, du = x - mean_x, u - mean_u
+    xx, xu, uu = (torch.linalg.vecdot(*pair).mean() for pair in ((dx, dx), (dx, du), (du, du)))
     cosines = []
     for a in mixing:
         mean = (mean_x + bias + (1 - a) * mean_u + a * everywhere).square().sum()
-        spread = (x - mean_x + (1 - a) * (u - mean_u)).square().sum(-1).mean()
+        spread = xx + 2 * (1 - a) * xu + (1 - a) ** 2 * uu
         cosines.append((mean - spread / (len(x) - 1)) / (mean + spread))
     return torch.stack(cosines)
 
