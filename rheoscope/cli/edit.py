@@ -41,6 +41,9 @@ def edit(
     distill_minutes: Annotated[
         float, typer.Option(help="Minutes of distillation after the refit; 0 for none.", min=0)
     ] = 0.0,
+    lora_rank: Annotated[
+        int | None, typer.Option(help="Distil through adapters of this rank, merged at the end; needs peft.")
+    ] = None,
     memory: Annotated[
         Path | None, typer.Option(help="Keeps the distillation, so that a stopped one goes on where it was.")
     ] = None,
@@ -68,6 +71,8 @@ def edit(
         "batch_sizes": sizes_of(clock_batches, "--clock-batches"),
         "seconds": clock_seconds,
     }
+    if lora_rank is not None and not distill_minutes:
+        raise RheoscopeError("--lora-rank given without a distillation: add --distill-minutes")
     refuse_folder(out_folder, overwrite=overwrite)
     plan = Plan.load(plan_file)
     from rheoscope.surgery.apply import carried_out
@@ -82,13 +87,14 @@ def edit(
         windows_per_document=windows_per_document,
         split=split,
     )
+    distillation = Distillation(minutes=distill_minutes, seed=seed, lora_rank=lora_rank) if distill_minutes else None
     with progress() as shown:
         outcome = carried_out(
             view,
             plan,
             corpus,
             with_refit=not no_refit,
-            distillation=Distillation(minutes=distill_minutes, seed=seed) if distill_minutes else None,
+            distillation=distillation,
             memory=memory,
             n_random=n_random,
             seed=seed,

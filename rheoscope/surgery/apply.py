@@ -17,6 +17,7 @@ from rheoscope.corpus import Corpus
 from rheoscope.instruments.engine import Progress, refuse_window, silent
 from rheoscope.instruments.loss import Loss, refuse_loss
 from rheoscope.models.view import ModelView
+from rheoscope.surgery.adapters import refuse_adapters
 from rheoscope.surgery.control import relabelled
 from rheoscope.surgery.distill import Distillation, distil
 from rheoscope.surgery.edited_model import EditedForCausalLM
@@ -70,6 +71,8 @@ def carried_out(
     refuse_loss(view)
     refuse_window(view, corpus.window)
     plan.refuse_other(view)
+    if distillation is not None and distillation.lora_rank is not None:
+        refuse_adapters(distillation.lora_rank)
     calibration, checking = two_texts(corpus, seed=seed)
     nothing = np.zeros((view.n_layers, view.n_heads, view.d_value))
     refuse_edits(view, completed(plan.edits, nothing))

@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -26,11 +26,13 @@ from rheoscope.errors import RheoscopeError
 from rheoscope.instruments.engine import Progress, silent
 from rheoscope.models.view import ModelView
 from rheoscope.storage import replacing
+from rheoscope.surgery.adapters import adapters
 from rheoscope.surgery.edited_model import EditedForCausalLM
 from rheoscope.surgery.plan import fingerprint
 
 KEPT_EVERY = 60.0  # seconds between two states in the file
 WARM_UP = 20  # steps
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Distillation:
     """How long and how: AdamW on batches of windows in an order drawn anew every epoch.
 
     steps, minutes: whichever ends first; one of them must be given. match: weight of the layers' outputs beside the
-    loss of the next token.
+    loss of the next token. lora_rank: of adapters that are trained in place of the weights and merged into them at the
+    end; every weight is trained without.
     """
 
     steps: int | None = None
@@ -47,6 +50,7 @@ class Distillation:
     windows: int = 2  # per step
     match: float = 1.0
     seed: int = 0
+    lora_rank: int | None = None
 
 
 @dataclass
@@ -69,29 +73,25 @@ def distil(
     """Train the edited model in place. Raises RheoscopeError for no bound, or a memory of something else."""
     if settings.steps is None and settings.minutes is None:
         raise RheoscopeError("a distillation without an end asked for: give steps or minutes")
-    trained = trainable(edited)
-    optimiser = torch.optim.AdamW(trained.values(), lr=settings.rate, weight_decay=0.0)
-    key = _key(view, edited, text, settings)
-    done = _restored(memory, trained, optimiser, key) if memory is not None and memory.exists() else 0
-    result, ends = Distilled(done), _deadline(settings)
-    kept = time.monotonic()
-    with _learning(edited, trained):
-        while (settings.steps is None or result.steps < settings.steps) and time.monotonic() < ends:
-            for group in optimiser.param_groups:
-                group["lr"] = settings.rate * min(1.0, (result.steps + 1) / WARM_UP)
-            optimiser.zero_grad()
-            losses = _losses(view, edited, _batch(text, settings, result.steps))
-            (losses[0] + settings.match * losses[1]).backward()
-            torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
-            optimiser.step()
-            result.steps += 1
-            result.losses.append((float(losses[0].detach()), float(losses[1].detach())))
-            progress("distillation", result.steps, settings.steps or result.steps)
-            if memory is not None and time.monotonic() - kept > KEPT_EVERY:
-                _keep(memory, trained, optimiser, key, result.steps)
-                kept = time.monotonic()
-    if memory is not None:
-        _keep(memory, trained, optimiser, key, result.steps)
+    key, rank = _key(view, edited, text, settings), settings.lora_rank
+    with nullcontext(trainable(edited)) if rank is None else adapters(edited, rank, seed=settings.seed) as trained:
+        training = _Training(trained, torch.optim.AdamW(trained.values(), lr=settings.rate, weight_decay=0.0), key)
+        if memory is not None and memory.exists():
+            training.restore(memory)
+        result, ends = Distilled(training.steps), _deadline(settings)
+        kept = time.monotonic()
+        with _learning(edited, trained):
+            while (settings.steps is None or training.steps < settings.steps) and time.monotonic() < ends:
+                losses = _losses(view, edited, _batch(text, settings, training.steps))
+                training.step(losses[0] + settings.match * losses[1], settings.rate)
+                result.losses.append((float(losses[0].detach()), float(losses[1].detach())))
+                progress("distillation", training.steps, settings.steps or training.steps)
+                if memory is not None and time.monotonic() - kept > KEPT_EVERY:
+                    training.keep(memory)
+                    kept = time.monotonic()
+        if memory is not None:
+            training.keep(memory)
+    result.steps = training.steps
     return result
 
 
@@ -165,35 +165,56 @@ def _deadline(settings: Distillation) -> float:
 def _key(view: ModelView, edited: EditedForCausalLM, text: Corpus, settings: Distillation) -> str:
     """What a memory is of: models, text and settings, but not how long."""
     said = asdict(settings) | {"steps": None, "minutes": None}
+    if settings.lora_rank is None:
+        del said["lora_rank"]  # files from before there were adapters are still read
     parts = (fingerprint(view), edited.config.rounds, text.hash, said)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _keep(path: Path, trained: dict[str, nn.Parameter], optimiser: torch.optim.Optimizer, key: str, steps: int) -> None:
-    """Write parameters and moments, whole or not at all."""
-    tensors = {f"parameter {name}": p.detach().cpu().contiguous() for name, p in trained.items()}
-    for name, parameter in trained.items():
-        state = optimiser.state.get(parameter, {})
-        tensors |= {f"{what} {name}": value.detach().cpu().contiguous() for what, value in state.items()}
-    with replacing(path, overwrite=True) as part:
-        save_file(tensors, part, metadata={"key": key, "steps": str(steps)})
+@dataclass
+class _Training:
+    """What is trained, by name, how, and how far it is. key: what a file that keeps it has to be of."""
 
+    trained: dict[str, nn.Parameter]
+    optimiser: torch.optim.Optimizer
+    key: str
+    steps: int = 0
 
-def _restored(path: Path, trained: dict[str, nn.Parameter], optimiser: torch.optim.Optimizer, key: str) -> int:
-    """Put back what `_keep` wrote; how many steps had been done."""
-    try:
-        with safe_open(path, "pt") as file:
-            said = file.metadata() or {}
-            if said.get("key") != key:
-                raise RheoscopeError(f"{path} keeps the distillation of another model, plan or text: name another file")
-            for name, parameter in trained.items():
-                parameter.data.copy_(file.get_tensor(f"parameter {name}"))
-                held = [what for what in ("step", "exp_avg", "exp_avg_sq") if f"{what} {name}" in file.keys()]  # noqa: SIM118
-                if held:
-                    state = {what: file.get_tensor(f"{what} {name}") for what in held}
-                    optimiser.state[parameter] = {
-                        what: value if what == "step" else value.to(parameter) for what, value in state.items()
-                    }
-            return int(said["steps"])
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise RheoscopeError(f"{path} keeps no distillation that can be read: name another file") from error
+    def step(self, loss: Tensor, rate: float) -> None:
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate * min(1.0, (self.steps + 1) / WARM_UP)
+        self.optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.trained.values(), 1.0)
+        self.optimiser.step()
+        self.steps += 1
+
+    def keep(self, path: Path) -> None:
+        """Write parameters and moments, whole or not at all."""
+        tensors = {f"parameter {name}": p.detach().cpu().contiguous() for name, p in self.trained.items()}
+        for name, parameter in self.trained.items():
+            state = self.optimiser.state.get(parameter, {})
+            tensors |= {f"{what} {name}": value.detach().cpu().contiguous() for what, value in state.items()}
+        with replacing(path, overwrite=True) as part:
+            save_file(tensors, part, metadata={"key": self.key, "steps": str(self.steps)})
+
+    def restore(self, path: Path) -> None:
+        """Put back what `keep` wrote."""
+        try:
+            with safe_open(path, "pt") as file:
+                said = file.metadata() or {}
+                if said.get("key") != self.key:
+                    raise RheoscopeError(
+                        f"{path} keeps the distillation of another model, plan or text: name another file"
+                    )
+                for name, parameter in self.trained.items():
+                    parameter.data.copy_(file.get_tensor(f"parameter {name}"))
+                    held = [what for what in MOMENTS if f"{what} {name}" in file.keys()]  # noqa: SIM118
+                    if held:
+                        state = {what: file.get_tensor(f"{what} {name}") for what in held}
+                        self.optimiser.state[parameter] = {
+                            what: value if what == "step" else value.to(parameter) for what, value in state.items()
+                        }
+                self.steps = int(said["steps"])
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise RheoscopeError(f"{path} keeps no distillation that can be read: name another file") from error

@@ -92,6 +92,12 @@ def test_the_sizes_that_are_timed_are_the_users_choice(command, plan, tmp_path):
         assert "give whole numbers from 1, with commas" in outcome.err
 
 
+def test_adapters_without_a_distillation_are_refused(command, plan):
+    outcome = command("edit", BUILT_IN, plan, *QUICK, "--lora-rank", 4, "--out", "edited")
+    assert outcome.code == 2, outcome
+    assert outcome.err.strip().endswith("--lora-rank given without a distillation: add --distill-minutes")
+
+
 def test_compare_prints_differences_with_errors_and_writes_a_page(command, runs, tmp_path):
     outcome = command("compare", runs / "a.nc", runs / "b.nc", "--report", "page.html")
     assert outcome.code == 0, outcome
