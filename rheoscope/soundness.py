@@ -15,6 +15,7 @@ from rheoscope.tables import REDUCTIONS
 
 SMALL = 2**20  # bytes; an array up to this size may claim to be anything
 DEFLATION = 1040  # zlib makes nothing smaller than by a factor of 1032
+NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 WORDS = ("units", "long_name", "description", "equation", "source", "summary")
 MAPPINGS = ("model", "text", "config", "versions")
 
@@ -34,23 +35,27 @@ def refuse_unsound(path: Path) -> None:
                 _refuse_unsound_array(path, name, found)
 
 
-def _links(group: h5py.Group, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every link below a group. A group that holds itself is not entered twice."""
-    waiting, seen = [(group, prefix)], {h5py.h5o.get_info(group.id).addr}
+def _links(group: h5py.Group) -> Iterator[tuple[str, Any]]:
+    """Every link below a group. A group that stands in two places is told as a link; it may hold itself."""
+    waiting, seen = [(group, "")], {h5py.h5o.get_info(group.id).addr}
     while waiting:
         parent, prefix = waiting.pop()
         for key in parent:
             link = parent.get(key, getlink=True)
-            yield f"{prefix}{key}", link
             child = parent[key] if isinstance(link, h5py.HardLink) else None
-            if isinstance(child, h5py.Group) and (place := h5py.h5o.get_info(child.id).addr) not in seen:
+            if isinstance(child, h5py.Group):
+                place = h5py.h5o.get_info(child.id).addr
+                link = None if place in seen else link
                 seen.add(place)
-                waiting.append((child, f"{prefix}{key}/"))
+                waiting += [(child, f"{prefix}{key}/")] if link is not None else []
+            yield f"{prefix}{key}", link
 
 
 def _refuse_unsound_array(path: Path, name: str, array: h5py.Dataset) -> None:
     if array.is_virtual or array.external:
         raise RheoscopeError(f"{path}: {name} is kept in another file, as in no run; measure again.")
+    if str(array.attrs.get("NAME", b"")).startswith(("b'" + NO_VARIABLE, NO_VARIABLE)):
+        return  # its length is all that is read
     size = (array.size or 0) * array.dtype.itemsize
     if size > max(SMALL, DEFLATION * array.id.get_storage_size()):
         raise RheoscopeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformers import PreTrainedConfig
 from rheoscope.errors import RheoscopeError
 
 NUMBERS_PER_BYTE = 8  # of the coarsest quantisation there can be
+INDEX = "model.safetensors.index.json"
 Stamp = tuple[tuple[str, int, int], ...]
 
 
@@ -24,6 +26,26 @@ def weight_files(folder: Path | None, file: Path | None) -> list[Path]:
     if file is not None:
         return [file]
     return sorted(folder.glob("*.safetensors")) if folder is not None else []
+
+
+def refuse_index(folder: Path | None) -> None:
+    """Raise RheoscopeError where the index of a checkpoint in several files names one outside its folder."""
+    path = folder / INDEX if folder is not None else None
+    if path is None or not path.is_file():
+        return
+    try:
+        names = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        names = {None}
+    if not names or not all(isinstance(name, str) for name in names):
+        raise RheoscopeError(
+            f"the weights of {folder} cannot be read ({INDEX} is no index of weights by file): fetch or save them again"
+        )
+    strange = sorted(name for name in names if Path(name).name != name or name in ("", ".."))
+    if strange:
+        raise RheoscopeError(
+            f"{path} names the file {strange[0]!r}, which leads out of the folder: fetch or save the checkpoint again"
+        )
 
 
 def refuse_claims(ref: str, kind: Any, config: PreTrainedConfig, files: Sequence[Path]) -> None:

@@ -31,7 +31,7 @@ from rheoscope.models.checkpoint import (
     refuse_non_finite,
     refuse_pickled,
 )
-from rheoscope.models.claims import own_numbers, refuse_changed, refuse_claims, stamp, weight_files
+from rheoscope.models.claims import own_numbers, refuse_changed, refuse_claims, refuse_index, stamp, weight_files
 from rheoscope.models.gguf_file import correct_positions
 from rheoscope.models.view import ModelView, refuse_config
 
@@ -162,6 +162,7 @@ def _model(place: _Place, settings: dict[str, Any], *, trust_remote_code: bool) 
     refuse_config(config)
     if place.folder:
         refuse_pickled(place.folder)
+        refuse_index(place.folder)
     found = model_class(ref, config, trust_remote_code=trust_remote_code)
     if settings["dtype"] == torch.float64:
         config._experts_implementation = "eager"  # grouped matrix products take no float64

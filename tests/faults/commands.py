@@ -79,7 +79,7 @@ def _numbers_of_a_run(path: Path) -> object:
         for name, variable in run[instrument].variables.items()
         if variable.dtype.kind not in "OU"
     }
-    return provenance["key"], values
+    return {"key": provenance["key"], **values}
 
 
 def _train(seed: int) -> None:

@@ -49,9 +49,17 @@ def killed(command: Command, base: Path, scratch: Path, *, n: int, seed: int) ->
         found["over before the kill" if code == 0 else "killed"] += 1
         found.update(_left(command, folder, reference, older))
         assert ended(started(command, folder, 1)) == 0, (folder / "log.txt").read_text()
-        assert command.numbers(folder / command.output) == reference.numbers, "other numbers the second time"
+        again = command.numbers(folder / command.output)
+        assert again == reference.numbers, f"kill {number}: other numbers in {_differing(again, reference.numbers)}"
         shutil.rmtree(folder)
     return found
+
+
+def _differing(one: object, other: object) -> list[str]:
+    """Names under which two collections of numbers differ."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return ["the whole"]
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
 def _left(command: Command, folder: Path, reference: Reference, older: Path | None) -> Iterator[str]:

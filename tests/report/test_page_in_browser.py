@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from rheoscope.report.comparison import compared
+from rheoscope.report.comparison_page import comparison_html
 from rheoscope.run import Run
 
 from . import browser
@@ -108,6 +110,42 @@ def test_hostile_text_does_not_run(chromium, tmp_path):
         assert page.title().startswith("</script><script>")
         assert HOSTILE in page.inner_text("h1")
         assert page.query_selector(".token").inner_text() == HOSTILE
+        assert page.query_selector("img") is None
+    assert seen.dialogs == []
+    assert seen.complaints == []
+    assert seen.requests == [path.as_uri()]
+
+
+def test_a_script_that_gets_into_the_page_does_not_run(chromium, path, tmp_path):
+    planted = (
+        "<script>alert(1)</script><img src=x onerror=alert(2)><svg onload=alert(3)></svg>"
+        "<a id=planted href='javascript:alert(4)'>x</a><iframe srcdoc='<script>alert(5)</script>'></iframe>"
+        "<script src='data:text/javascript,alert(6)'></script><form action='https://example.org'></form>"
+    )
+    page_with = path.read_text(encoding="utf-8").replace("</main>", planted + "</main>")
+    assert planted in page_with
+    other = tmp_path / "planted.html"
+    other.write_text(page_with, encoding="utf-8")
+    with opened(chromium, other) as (page, seen):
+        draw_everything(page)  # the page's own scripts do run
+        page.evaluate("document.querySelector('#planted').click()")
+        page.wait_for_timeout(200)
+    assert seen.dialogs == []
+    assert any("Content Security Policy" in complaint for complaint in seen.complaints)
+    assert not any(url.startswith("http") for url in seen.requests)
+
+
+def test_hostile_text_does_not_run_in_the_page_of_two_runs(chromium, tmp_path):
+    provenance = copy.deepcopy(PROVENANCE)
+    provenance["model"]["ref"] = HOSTILE
+    base = synthetic_run(2, 3, lags=7)
+    kept = base["routing"].routing_share.assign_attrs(long_name=HOSTILE, units=HOSTILE)
+    run = Run.of({"routing": base["routing"].assign(routing_share=kept), HOSTILE: base["loss"]}, provenance)
+    path = tmp_path / "change.html"
+    path.write_text(comparison_html(compared(run, run)), encoding="utf-8")
+    with opened(chromium, path) as (page, seen):
+        draw_everything(page)
+        assert HOSTILE in page.inner_text("h1") or HOSTILE in page.inner_text("main")
         assert page.query_selector("img") is None
     assert seen.dialogs == []
     assert seen.complaints == []
