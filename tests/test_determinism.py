@@ -1,4 +1,4 @@
-"""The same seed gives the same bytes of numbers: twice in one process, in two processes, and nearly so on two threads."""
+"""The same seed gives the same bytes of numbers: twice in one process, in two processes; nearly so on two threads."""
 
 import hashlib
 import os
