@@ -1,11 +1,13 @@
-"""What edits save on this machine: python benchmarks/surgery.py prefill|layer|decode|parallel [--threads 2]
+"""What edits save on this machine: python benchmarks/surgery.py [prefill|layer|decode|parallel] [--threads 1]
 
 prefill   the mixing of one layer at SmolLM2's shape (9 heads of 64 on 3 of keys), linear against SDPA, by length
 layer     the same with the projections, RoPE and W_O around it: a whole attention module, 576 wide
 decode    mixing one more token in 30 layers after --context tokens; bytes of cache at several contexts
 parallel  Llama at SmolLM2's shape, untrained: sequential, parallel and fused; prefill and decode
 
-All that is compared is run in turn, and the least time of each counts, as what disturbs only adds.
+All that is compared is run in turn, and the least time of each counts, as what disturbs only adds. On one thread it is
+processor time, so that other work on the machine is not counted; on more, time of the clock: nothing else may run.
+Without a part, all of them.
 """
 
 from __future__ import annotations
@@ -31,19 +33,24 @@ SECONDS = 6.0  # of turns at one length
 TAYLOR_UP_TO = 4096
 
 
+def now():
+    """Seconds."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def least(calls, seconds=SECONDS, turns=50):
     """Least milliseconds of each call, taken in turn for so long."""
     times = {name: [] for name in calls}
     for call in calls.values():
         call()
-    ends = time.perf_counter() + seconds
+    ends = now() + seconds
     for turn in range(turns):
-        if turn > 1 and time.perf_counter() > ends:
+        if turn > 1 and now() > ends:
             break
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = now()
             call()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(now() - start)
     return {name: 1e3 * min(taken) for name, taken in times.items()}
 
 
@@ -176,13 +183,14 @@ def parallel():
 @torch.no_grad()
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("prefill", "layer", "decode", "parallel"))
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("part", nargs="?", choices=("prefill", "layer", "decode", "parallel"))
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--context", type=int, default=8192)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     parts = {"prefill": prefill, "layer": layer, "parallel": parallel, "decode": lambda: decode(options.context)}
-    parts[options.part]()
+    for part in [options.part] if options.part else parts:
+        parts[part]()
 
 
 if __name__ == "__main__":

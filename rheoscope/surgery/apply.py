@@ -74,8 +74,7 @@ def carried_out(
     if distillation is not None and distillation.lora_rank is not None:
         refuse_adapters(distillation.lora_rank)
     calibration, checking = two_texts(corpus, seed=seed)
-    nothing = np.zeros((view.n_layers, view.n_heads, view.d_value))
-    refuse_edits(view, completed(plan.edits, nothing))
+    refuse_edits(view, completed(plan.edits, _zeros(view)))
     means = _means(view, plan.edits, calibration)
     edits = completed(plan.edits, means)
     before = window_losses(view, checking, task="before", progress=progress)
@@ -99,7 +98,12 @@ def _means(view: ModelView, edits: Sequence[Edit], calibration: Corpus) -> np.nd
     """Mean z by layer and head, where constant heads ask for it."""
     if any(isinstance(edit, ConstantHeads) for edit in edits):
         return head_means(view, calibration)
-    return np.zeros((view.n_layers, view.n_heads, view.d_value))
+    return _zeros(view)
+
+
+def _zeros(view: ModelView) -> np.ndarray:
+    """A place for z of every head; layers may differ in their number."""
+    return np.zeros((view.n_layers, max(size.n_heads for size in view.sizes), view.d_value))
 
 
 @dataclass(frozen=True)

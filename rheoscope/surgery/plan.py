@@ -27,7 +27,8 @@ from rheoscope.surgery.registry import from_dict, to_dict
 
 FORMAT, VERSION = "rheoscope-plan", 1
 SAMPLED = 997  # every so many-th weight is in the fingerprint
-SHAPE = ("n_layers", "n_heads", "n_kv_heads", "d_model")
+PER_LAYER = ("n_heads", "n_kv_heads")
+SHAPE = ("n_layers", *PER_LAYER, "d_model")
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,13 @@ class Plan:
 
     def refuse_other(self, view: ModelView) -> None:
         """Raise RheoscopeError where the plan was made for another model, or names what this one does not have."""
-        other = {name: size for name, size in self.shape.items() if getattr(view, name) != size}
+        shape = shape_of(view)
+        other = {name: size for name, size in self.shape.items() if shape.get(name) != size}
         if other:
             name, size = next(iter(other.items()))
             raise RheoscopeError(
                 f"the plan was made for {self.model or 'another model'} with {name} = {size}; {view.ref} has "
-                f"{getattr(view, name)}: prescribe for this model"
+                f"{shape.get(name, 'layers that differ in it')}: prescribe for this model"
             )
         if self.fingerprint and self.fingerprint != fingerprint(view):
             raise RheoscopeError(
@@ -139,8 +141,9 @@ def without_constants(edit: Edit) -> Edit:
 
 
 def shape_of(view: ModelView) -> dict[str, int]:
-    """The sizes that a plan is tied to."""
-    return {name: int(getattr(view, name)) for name in SHAPE}
+    """The sizes that a plan is tied to, without the numbers of heads where layers differ in them."""
+    differ = {name for name in PER_LAYER if len({getattr(size, name) for size in view.sizes}) > 1}
+    return {name: int(getattr(view, name)) for name in SHAPE if name not in differ}
 
 
 @torch.no_grad()

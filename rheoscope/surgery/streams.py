@@ -39,6 +39,7 @@ class Streams:
         self.layer = 0
         self.kept: list[Tensor | None] = [None] * len(self.batches)
         self._skipped = _block_outputs(view)
+        self._attending = [layer for layer, size in enumerate(view.sizes) if size.n_heads]
 
     @torch.no_grad()
     def to(self, layer: int) -> Iterator[Rows]:
@@ -49,7 +50,7 @@ class Streams:
             with ExitStack() as undo:
                 undo.enter_context(self._running(first, layer))
                 # by our attention, in which rows of padding that see nothing are 0 and not NaN
-                undo.enter_context(self.view.tapped({"attention": lambda _layer, _attention: None}))
+                undo.enter_context(self.view.tapped({"attention": lambda *_: None}, layers=self._attending))
                 start = self.kept[number]
                 if start is not None:
                     taps = {"resid_pre": lambda _layer, x, start=start: start.to(x)}

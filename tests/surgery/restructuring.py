@@ -10,7 +10,7 @@ from rheoscope.surgery.edits_sinks import ConstantHeads, DiagonalHeads, DropHead
 from rheoscope.surgery.edits_steering import GateFFN
 from rheoscope.surgery.edits_structure import DropAttention, Parallelize, ShrinkHeads
 from rheoscope.surgery.restructure import restructured
-from tests.tiny import input_ids
+from tests.tiny import VARIANTS, input_ids
 
 
 def group(view, layer=1):
@@ -54,6 +54,26 @@ KEPT_NOWHERE = {
     "olmo2": {"drop": "over all heads", "constant": "over all heads", "diagonal": "over all heads"}
     | {"parallel": "no norm of its own", "all at once": "a norm over all coordinates"},
 }
+
+
+def refused_for(name, example, view):
+    """Part of the sentence with which an example is refused for a variant; empty where it is not."""
+    family = VARIANTS[name].family
+    heads, linear = example in ("drop", "constant", "diagonal", "all at once"), example.startswith("linear")
+    found = KEPT_NOWHERE.get(family, {}).get(example, "")
+    if linear and not view.causal:
+        return "reads both ways"
+    if linear and (view.windows[1] or (example.endswith("features") and view.windows[0])):
+        return "a window of"
+    if linear and family == "gpt_oss":
+        return "learned sinks"
+    if (example == "shrink" or example == "all at once") and view.family.q_norm:
+        return "a norm over all coordinates"
+    if example in ("parallel", "fused", "all at once") and view.family.residual.name == "POST_NORM":
+        return "norms the stream between"
+    if example == "fused" and family not in FUSED:
+        return "parallel and fused"
+    return found if found and (heads or found) else ""
 
 
 def logits_by_taps(view, edits, tokens=None):
