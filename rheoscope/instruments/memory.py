@@ -22,7 +22,7 @@ STREAMS = 20  # [position d_model]: stream, norms, queries, keys, values, sites,
 HIDDEN = 4  # [position d_ffn]: gate, up, their product, and what it is made of
 MAPS = 1.5  # [head query key] of one window: where maps are read whole
 LOGITS = 1.3  # [position vocabulary]
-SLACK = 200 * 2**20  # of libraries, and memory that the allocator does not hand back
+SLACK = 192 * 2**20  # of libraries, and memory that the allocator does not hand back
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KIB": 2**10,
     "MIB": 2**20,
@@ -79,7 +79,7 @@ def window_bytes(view: ModelView, instruments: Sequence[Instrument], window: int
         in_layer += MAPS * view.n_heads * window**2
     output = view.model.get_output_embeddings()
     logits = LOGITS * window * output.weight.shape[0] if head and output is not None else 0
-    return int(item * max(in_layer, logits))
+    return int(item * (in_layer + logits))
 
 
 def fitting(needed: Memory, most: int | None) -> int:
