@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from rheoscope.nets.linear import BLOCK, CHUNK
 from rheoscope.surgery.features import FEATURES, feature_attention, feature_root
 
 BATCH, HEADS, KEY_HEADS, N, D, D_VALUE = 2, 6, 2, 133, 5, 7  # more than two chunks, the last not full
@@ -73,6 +74,29 @@ def test_half_precision_is_summed_in_single(feature):
     assert z.dtype == torch.bfloat16
     assert state.dtype == torch.float32
     torch.testing.assert_close(z.double(), exact, rtol=2**-8, atol=1e-3)
+
+
+def of_all_pairs(feature, q, k, v, valid):
+    """The same from the whole matrix of weights, in float64."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    weights = (FEATURES[feature](q.double()) @ FEATURES[feature](k.double()).mT).tril() * valid[:, None, None, :]
+    return weights @ v.double() / weights.sum(-1, keepdim=True).clamp_min(1e-300)
+
+
+@pytest.mark.parametrize("shift", [0.0, -6.0])
+@pytest.mark.parametrize("feature", ["elu", "softmax"])
+def test_a_long_text_at_the_size_of_a_real_model_is_exact_in_single_and_half_precision(feature, shift):
+    generator = torch.Generator().manual_seed(0)
+    n = 2 * BLOCK + CHUNK + 3  # neither blocks nor chunks come out even
+    q, k, v = (torch.randn((1, heads, n, 64), generator=generator) for heads in (9, 3, 3))
+    q, k = q + shift, k + shift  # where elu + 1 keeps no digit in bfloat16
+    valid = torch.arange(n)[None] >= 5
+    exact = of_all_pairs(feature, q, k, v, valid)
+    z, _ = feature_attention(q, k, v, feature=feature, valid=valid)
+    torch.testing.assert_close(z.double(), exact, rtol=0, atol=1e-5)
+    half = [x.bfloat16() for x in (q, k, v)]
+    z, _ = feature_attention(*half, feature=feature, valid=valid)
+    torch.testing.assert_close(z.double(), of_all_pairs(feature, *half, valid), rtol=2**-8, atol=1e-5)
 
 
 def test_taylor_features_give_the_exponential_to_second_order():
