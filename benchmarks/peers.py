@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--all-windows", type=int, default=16, help="windows of `rheoscope, all`; 0 leaves it out")
     parser.add_argument("--dense-windows", type=int, default=1)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--peer-batch", type=int, default=1, help="windows at a time of the notebooks; 1 is the leanest")
+    parser.add_argument("--peer-batch", type=int, default=1, help="of the notebooks; 1 is the leanest")
     parser.add_argument("--peers", nargs="*", default=NOTEBOOKS, choices=NOTEBOOKS)
     parser.add_argument("--case", choices=list(peer_cases.CASES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
