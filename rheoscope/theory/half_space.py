@@ -14,6 +14,8 @@ from scipy.optimize import nnls
 
 INSIDE = 1e-7  # distance, relative to the largest point, below which the origin counts as inside the hull
 GAP = 1e-6  # largest difference of the bounds from both sides, on the same scale, of a solution that counts
+FEW = 2  # points per dimension that are solved for at a time, where there are more than twice as many
+ROUNDS = 100  # far more than are ever needed; what is open then is seen in the gap
 STEPS = 10  # of the active set per point, before the solver is said not to converge
 
 
@@ -44,13 +46,10 @@ def hull_distance(points: Float[np.ndarray, "point d"]) -> HullDistance:
     if size == 0:
         return HullDistance(0.0, nowhere, 0.0)
     scaled = points / size
-    system = np.vstack([scaled.T, np.ones(len(points))])
-    target = np.append(np.zeros(points.shape[1]), 1.0)
     try:
-        weights, _ = nnls(system, target, maxiter=STEPS * len(points))
+        nearest = _nearest(scaled)
     except RuntimeError:  # the active set did not settle
         return HullDistance(np.nan, nowhere, np.inf)
-    nearest = scaled.T @ (weights / weights.sum())
     distance = float(np.linalg.norm(nearest))
     if distance < INSIDE:
         return HullDistance(0.0, nowhere, distance)
@@ -59,6 +58,33 @@ def hull_distance(points: Float[np.ndarray, "point d"]) -> HullDistance:
     if gap > GAP:
         return HullDistance(np.nan, nowhere, gap)
     return HullDistance(distance * size, direction, gap)
+
+
+def _nearest(points: Float64[np.ndarray, "point d"]) -> Float64[np.ndarray, " d"]:
+    """The nearest point of the hull. Of many points some are solved for, until none of the others is nearer.
+
+    After each round the points that carry the solution stay, and those that lie farthest on its near side join them.
+    """
+    few = FEW * points.shape[1]
+    working = np.unique(np.linspace(0, len(points) - 1, few).round().astype(int)) if len(points) > 2 * few else None
+    if working is None:
+        return _nearest_of(points)[0]
+    for _ in range(ROUNDS):
+        nearest, weights = _nearest_of(points[working])
+        behind = nearest @ nearest - points @ nearest  # above 0: on the near side of the plane through the solution
+        if np.linalg.norm(nearest) < INSIDE or behind.max() <= GAP / 10 * np.linalg.norm(nearest):
+            break
+        worst = np.argsort(-behind)[: few // 2]
+        working = np.union1d(working[weights > 0], worst[behind[worst] > 0])
+    return nearest
+
+
+def _nearest_of(points: Float64[np.ndarray, "point d"]) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest point of the hull, and the weight of each point in it."""
+    system = np.vstack([points.T, np.ones(len(points))])
+    target = np.append(np.zeros(points.shape[1]), 1.0)
+    weights, _ = nnls(system, target, maxiter=STEPS * len(points))
+    return points.T @ (weights / weights.sum()), weights
 
 
 def half_space_margin(vectors: Float[np.ndarray, "vector d"]) -> float:

@@ -88,3 +88,20 @@ def test_points_that_are_missing_infinite_or_zero_have_no_margin():
     assert np.isnan(hull_distance(np.array([[np.inf, 1]])).distance)
     assert hull_distance(np.zeros((2, 3))).distance == 0
     assert np.isnan(half_space_margin(np.array([[0.0, 0], [1, 0]])))
+
+
+@pytest.mark.parametrize("shift", [3.0, 1.0, 0.3])
+@pytest.mark.parametrize("n", [41, 800])
+def test_of_many_points_the_nearest_is_found_without_solving_for_all(n, shift, monkeypatch):
+    rng = np.random.default_rng(n)
+    points = rng.standard_normal((n, 7)) + shift * rng.standard_normal(7)
+    solved = []
+    at_once = half_space._nearest_of
+    monkeypatch.setattr(half_space, "_nearest_of", lambda some: solved.append(len(some)) or at_once(some))
+    found = hull_distance(points)
+    assert len(solved) >= 1
+    assert max(solved) < n
+    size = np.linalg.norm(points, axis=1).max()
+    whole = float(np.linalg.norm(at_once(points / size)[0])) * size
+    assert found.distance == pytest.approx(whole, abs=1e-6 * size)
+    assert found.gap <= half_space.GAP
