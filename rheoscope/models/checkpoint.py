@@ -20,6 +20,7 @@ from rheoscope.errors import RheoscopeError
 # What transformers and the readers beneath it raise for files they cannot make sense of.
 UNREADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, ArithmeticError),
+    AssertionError,
     *(struct.error, SafetensorError, StrictDataclassError),
 )
 LONGEST = 200  # characters of a foreign message that are quoted

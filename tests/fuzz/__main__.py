@@ -19,12 +19,13 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from .readers import READERS, inputs
+from .readers import READERS, Damaged, inputs
 from .trial import SECONDS, Trial
 
 BLOCK = 500  # inputs under one seed
 ROOM = 6 * 2**30  # bytes of address space beyond those of the libraries
 UNHURRIED = {"deadline": None, "database": None, "phases": [Phase.generate]}
+HANGS = 15 * SECONDS  # of the clock, after which a reader that does not listen is ended
 LAST = "last-input"  # what the reader was given when its process died
 
 
@@ -48,14 +49,14 @@ def _block(trial: Trial, number: int, until: float, findings: Path, counts: Coun
     @given(inputs(trial.reader, trial.folder))
     @seed(number)
     @settings(max_examples=BLOCK, suppress_health_check=list(HealthCheck), **UNHURRIED)
-    def one(chosen: tuple[str, bytes]) -> None:
+    def one(chosen: Damaged) -> None:
         if time.time() > until:
             return
         findings.mkdir(parents=True, exist_ok=True)
-        (findings / LAST).write_bytes(chosen[0].encode() + b"\n" + chosen[1])
-        faulthandler.dump_traceback_later(3 * SECONDS, exit=True)
+        (findings / LAST).write_bytes(chosen.name.encode() + b"\n" + chosen.content)
+        faulthandler.dump_traceback_later(HANGS, exit=True)
         try:
-            counts[trial(*chosen)] += 1
+            counts[trial(chosen.name, chosen.content)] += 1
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is what is looked for
@@ -67,14 +68,14 @@ def _block(trial: Trial, number: int, until: float, findings: Path, counts: Coun
     one()
 
 
-def _keep(findings: Path, chosen: tuple[str, bytes], error: BaseException) -> None:
+def _keep(findings: Path, chosen: Damaged, error: BaseException) -> None:
     """One folder for each place where something is raised; the first input that came there stays."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{type(error).__name__} {[(frame.filename, frame.lineno) for frame in frames[-3:]]}"
     folder = findings / f"{type(error).__name__}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
     if not folder.exists():
         folder.mkdir()
-        (folder / chosen[0]).write_bytes(chosen[1])
+        (folder / chosen.name).write_bytes(chosen.content)
         (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)), errors="backslashreplace")
 
 

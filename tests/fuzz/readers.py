@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import torch
@@ -24,7 +25,7 @@ from rheoscope.models.view import ModelView
 from rheoscope.report.comparison import compared
 from rheoscope.report.page import html
 from rheoscope.run import Run
-from rheoscope.surgery.plan import Plan
+from rheoscope.surgery.plan import Plan, completed
 from rheoscope.surgery.restructure import refuse_edits
 from tests.corpus.small_tokenizers import TEXT, byte_tokenizer
 from tests.models.checkpoints import saved
@@ -160,9 +161,10 @@ def _mutated_plan(content: bytes) -> st.SearchStrategy[bytes]:
 
 
 def _read_plan(folder: Path, name: str) -> None:
-    plan = Plan.load(folder / name)
-    plan.refuse_other(tiny_view())
-    refuse_edits(tiny_view(), plan.edits)
+    """As `rheoscope edit` does before it runs anything."""
+    view, plan = tiny_view(), Plan.load(folder / name)
+    plan.refuse_other(view)
+    refuse_edits(view, completed(plan.edits, np.zeros((view.n_layers, view.n_heads, view.d_value))))
 
 
 def _run(folder: Path) -> None:
@@ -194,14 +196,19 @@ _BY_NAME: dict[str, tuple[Callable[[Path], object], dict[str, Change], Callable[
 READERS = {name: Reader(name, *parts) for name, parts in _BY_NAME.items()}
 
 
-class Whole(bytes):
-    """A whole file; written as its length in messages."""
+@dataclass(frozen=True)
+class Damaged:
+    """A file and what is put in it; written as its length in messages."""
+
+    name: str
+    content: bytes
 
     def __repr__(self) -> str:
-        return f"<{len(self)} bytes>"
+        return f"{self.name} with {len(self.content)} bytes"
 
 
-def inputs(reader: Reader, folder: Path) -> st.SearchStrategy[tuple[str, bytes]]:
-    """Names of files with what to put in them."""
+def inputs(reader: Reader, folder: Path) -> st.SearchStrategy[Damaged]:
+    """Files with other contents."""
     names = [name for name in reader.changes if (folder / name).is_file()]
-    return st.one_of(*(st.tuples(st.just(name), reader.changes[name]((folder / name).read_bytes())) for name in names))
+    changed = {name: reader.changes[name]((folder / name).read_bytes()) for name in names}
+    return st.one_of(*(st.builds(Damaged, st.just(name), content) for name, content in changed.items()))

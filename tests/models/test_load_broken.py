@@ -62,6 +62,7 @@ def test_a_model_type_that_transformers_does_not_know(folder):
         {"hidden_act": "nothing"},
         {"rope_parameters": {"rope_type": "nothing"}},
         {"vocab_size": -1},
+        {"pad_token_id": 10**6},
     ],
 )
 def test_a_configuration_whose_values_make_no_model(folder, entries):
