@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/installed
 # one process per core; more threads in each would only wait for one another on models this small
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint bench fuzz clean
 
 demo: $(INSTALLED)
 	@mkdir -p demo
@@ -27,6 +27,11 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks
+
+# damaged files for every reader, ten minutes each, and commands killed at random moments
+fuzz: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes 10
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults --kills 20
 
 # torch first and alone, so that no other requirement picks another build of it
 $(INSTALLED): pyproject.toml constraints.txt
