@@ -157,16 +157,17 @@ class Attention:
         part._scores, part._probs = (None if x is None else x[rows] for x in (self._scores, self._probs))
         return part
 
-    def blocks(self, size: int = BLOCK) -> Iterator[tuple[slice, Attention]]:
+    def blocks(self, size: int = BLOCK, *, every: int = 1) -> Iterator[tuple[slice, Attention]]:
         """The same call a few queries at a time, for maps that need not be alive whole. All blocks share one buffer.
 
         Under a causal mask keys behind the last query of a block are left out: the maps of a block are narrower.
+        every: only every so-manieth query, from the first.
         """
         workspace = Workspace()
         n_query, n_key = self.q.shape[2], self.k.shape[2]
         triangular = self.mask is None and self.causal and n_query > 1
-        for first in range(0, n_query, size):
-            queries = slice(first, min(first + size, n_query))
+        for first in range(0, n_query, size * every):
+            queries = slice(first, min(first + size * every, n_query), every)
             keys = slice(queries.stop if triangular and self._scores is None else n_key)
             yield queries, self._of_queries(queries, keys, triangular=triangular, workspace=workspace)
 

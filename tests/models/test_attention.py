@@ -229,6 +229,19 @@ def test_blocks_of_queries_are_the_rows_of_the_call(attention, size):
     torch.testing.assert_close(joined(causal, size), causal.probs, rtol=0, atol=1e-14)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("size", "every"), [(1, 2), (3, 5), (64, 3)])
+def test_blocks_of_some_queries_are_their_rows(attention, size, every):
+    causal = Attention(attention.q, attention.k, attention.v, scale=0.4)
+    for call in (attention, causal):
+        rows = []
+        for queries, block in call.blocks(size, every=every):
+            rows += range(LENGTH)[queries]
+            expected = call.probs[:, :, queries, : block.k.shape[2]]
+            torch.testing.assert_close(block.probs, expected, rtol=0, atol=1e-14)
+        assert rows == list(range(0, LENGTH, every))
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_blocks_of_every_family_are_the_rows_of_its_maps(name):
     view = view_of(name)

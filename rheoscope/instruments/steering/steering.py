@@ -31,6 +31,7 @@ from rheoscope.models.view import ModelView
 from rheoscope.stats import OWN, RatioOfSums
 
 EPSILON = 1e-6  # added to ‖Φ(x)‖ in the defect, so that a field of 0 has the defect 0
+TOP_POSITIONS = 512  # of a window, about, at which the largest weights are looked for: longer ones are read in steps
 TOKEN_READINGS = (
     "angular_deficit",
     "angular_deficit_chord",
@@ -169,8 +170,9 @@ class Steering(Instrument):
     def _observe_top(
         self, layer: int, attention: Attention, counted: list[Tensor], units: Int[np.ndarray, " window"]
     ) -> None:
-        cosine = exact(strongest_cosine(self.view, layer, attention, k=self.options.top_k))
-        self.top.update(layer, units, [sums_over(cosine[..., None], scope) for scope in counted])
+        every = max(1, self.corpus.window // TOP_POSITIONS)
+        cosine = exact(strongest_cosine(self.view, layer, attention, k=self.options.top_k, every=every))
+        self.top.update(layer, units, [sums_over(cosine[..., None], scope[:, ::every]) for scope in counted])
 
     def finalize(self) -> xr.Dataset:
         parts = [self.tokens, self.diversity]

@@ -26,10 +26,15 @@ def strongest(probs: Float[Tensor, "*shape query key"], k: int) -> Float[Tensor,
     return torch.where(whole, probs, kept * gain)
 
 
-def strongest_cosine(view: ModelView, layer: int, attention: Attention, *, k: int) -> Float[Tensor, "window position"]:
-    """Cosine of what attention writes with its k largest weights per row and with all, after W_O, before post-norms."""
+def strongest_cosine(
+    view: ModelView, layer: int, attention: Attention, *, k: int, every: int = 1
+) -> Float[Tensor, "window position"]:
+    """Cosine of what attention writes with its k largest weights per row and with all, after W_O, before post-norms.
+
+    At every so-manieth position, from the first.
+    """
     mixtures: tuple[list[Tensor], list[Tensor]] = [], []
-    for _, block in attention.blocks():
+    for _, block in attention.blocks(every=every):
         values = block.v.repeat_interleave(block.n_rep, 1)
         for mixture, probs in zip(mixtures, (strongest(block.probs, k), block.probs), strict=True):
             mixture.append(probs @ values)
