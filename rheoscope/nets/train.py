@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,10 +37,12 @@ from rheoscope.nets.folder import (
 from rheoscope.nets.recipe import Recipe
 from rheoscope.nets.trainer import (
     CurveCallback,
+    EndCallback,
     NetTrainer,
     Probe,
     ProbeCallback,
     ProgressCallback,
+    StepsAreOver,
     Windows,
     arguments,
     read_curve,
@@ -125,6 +127,7 @@ def run(
     for callback in callbacks:
         callback.trainer = trainer
     trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(EndCallback)
     with written_to(out):
         return finished(trainer, tokenizer, out, record, progress=progress)
 
@@ -140,7 +143,8 @@ def finished(
     checkpoint = last_checkpoint(out)
     try:
         with quiet():
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            with suppress(StepsAreOver):
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             if not any("eval_loss" in entry and entry["step"] == trainer.args.max_steps for entry in history(trainer)):
                 trainer.evaluate()
             part = out / UNFINISHED

@@ -109,6 +109,18 @@ class ProbeCallback(TrainerCallback):
         state.log_history.append({"step": state.global_step, **readings})
 
 
+class StepsAreOver(Exception):  # noqa: N818 - it is no error
+    """A run goes on from a checkpoint of its last step: there is nothing left to train."""
+
+
+class EndCallback(TrainerCallback):
+    """Ends a run that goes on from its last step. The Trainer would take one step more before it looks."""
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        if state.global_step >= state.max_steps:
+            raise StepsAreOver
+
+
 class CurveCallback(TrainerCallback):
     """Writes the loss curve whenever a checkpoint is written."""
 

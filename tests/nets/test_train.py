@@ -117,6 +117,24 @@ def test_a_run_killed_after_its_last_step_only_has_to_be_written(trained, text, 
     assert (out / "model.safetensors").read_bytes() == (trained.folder / "model.safetensors").read_bytes()
 
 
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_run_stopped_between_its_last_step_and_its_files_has_the_same_curve(text, tmp_path, monkeypatch):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    short("sd", text, whole, steps=25)  # not where an epoch ends
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[train.__module__], "put_in_place", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            short("sd", text, stopped, steps=25)
+    assert last_checkpoint(stopped).name == "checkpoint-25"
+    assert short("sd", text, stopped, steps=25).steps == 25
+    for name in ("loss.csv", "model.safetensors"):
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes()
+    assert not (stopped / "unfinished").exists()
+
+
 def test_a_finished_run_asked_for_again_is_returned_untouched(trained, text):
     before = contents(trained.folder)
     again = short("sd", text, trained.folder, dropout=0.1)
