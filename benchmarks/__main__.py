@@ -1,6 +1,6 @@
 """All benchmarks with small defaults, one after the other: python benchmarks [NAME ...]
 
-Under 20 minutes on two cores, on one thread. Each can be run alone with other sizes; `--help` of it says how.
+On one thread unless OMP_NUM_THREADS says otherwise. Each can be run alone with other sizes; `--help` of it says how.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMMANDS = {
     "spectra": ["spectra.py"],
     "energies": ["energies.py", "--batch", "1"],
     "measure": ["measure.py", "--windows", "16", "--memory-windows", "16"],
-    "peers": ["peers.py", "--windows", "2", "--all-windows", "8"],
+    "peers": ["peers.py", "--windows", "2", "--all-windows", "0"],
     "scaling": ["scaling.py", "--repeats", "1"],
     "pod": ["fields.py", "pod"],
     "wavelets": ["fields.py", "wavelets"],
