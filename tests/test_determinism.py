@@ -24,7 +24,7 @@ if len(sys.argv) > 2:
     np.savez(sys.argv[2], **first)
 """
 # Largest change by another number of threads, over the largest value of a variable; measured: see docs/trust.md.
-TOLERANCE = 1e-4
+TOLERANCE = 1e-12
 
 
 def numbers():

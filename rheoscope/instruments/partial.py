@@ -155,7 +155,7 @@ def key_in(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         key = json.loads((folder / KEY).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RheoscopeError(
             f"{folder} is no unfinished run of rheoscope ({type(error).__name__}): remove or rename it, or give "
             "another --out"

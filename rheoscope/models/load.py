@@ -127,7 +127,7 @@ def _local(ref: str, folder: Path) -> _Place:
         raise RheoscopeError(f"folder {folder} has no config.json: give the folder of a transformers checkpoint")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RheoscopeError(f"{path} is no JSON ({first_line(error)}): fetch or save the model again") from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise RheoscopeError(f"{path} names no model_type: give the folder of a transformers checkpoint")

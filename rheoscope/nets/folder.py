@@ -48,7 +48,7 @@ def read_record(out: Path) -> dict | None:
         try:
             record = json.loads(path.read_text())
             return record | {"recipe": dict(record["recipe"])}
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             raise RheoscopeError(f"{path} is not the record of a training run: choose another folder") from None
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RheoscopeError(f"{out} holds files but no training run ({RECORD}): choose a new or empty folder")
@@ -102,7 +102,7 @@ def last_checkpoint(out: Path) -> Path | None:
     for folder in sorted(_checkpoints(out), key=_step, reverse=True):
         try:
             state = json.loads((folder / "trainer_state.json").read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if state.get("global_step") == _step(folder):
             return folder

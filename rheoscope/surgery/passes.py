@@ -105,7 +105,7 @@ def _remembered(path: Path) -> dict[str, dict]:
         try:
             record = json.loads(line)
             known[record["key"]] = record
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
             if number < len(lines) - 1:
                 raise RheoscopeError(
                     f"{path} was to go on with; its line {number + 1} is no pass: name another file, or delete it"

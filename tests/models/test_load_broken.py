@@ -27,7 +27,9 @@ def folder(tmp_path):
     return saved("llama", tmp_path / "model")
 
 
-@pytest.mark.parametrize("text", ["{", "", "[", "{'model_type': 'llama'}", "\0", '{"model_type": "llama"'])
+@pytest.mark.parametrize(
+    "text", ["{", "", "[", "[" * 100_000, "{'model_type': 'llama'}", "\0", '{"model_type": "llama"']
+)
 def test_a_configuration_that_is_no_json(folder, text):
     (folder / "config.json").write_text(text)
     assert "config.json is no JSON" in refusal(folder)
