@@ -91,3 +91,13 @@ def logits_of(view, tokens=None):
     tokens = input_ids(view.inner) if tokens is None else tokens
     with torch.no_grad(), Float64Throughout():
         return view.forward(tokens)
+
+
+def single(name):
+    """A view of a tiny model in float32, as users have them."""
+    return ModelView(tiny(name, dtype=torch.float32))
+
+
+def mixed_edits(view):
+    """Layer 0 without attention, layer 1 with fewer heads, layer 2 linear."""
+    return [DropAttention(layers=(0,)), DropHeads(heads=group(view)), Linearize(layers=(2,))]
