@@ -117,6 +117,7 @@ def started(command: Command, folder: Path, seed: int) -> int:
         return child
     code = 1
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # heeded even where the tests run in the background
         os.chdir(folder)
         torch.set_num_threads(1)
         with open(folder / "log.txt", "w") as log, redirect_stdout(log), redirect_stderr(log):
