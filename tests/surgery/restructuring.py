@@ -10,7 +10,7 @@ from rheoscope.surgery.edits_sinks import ConstantHeads, DiagonalHeads, DropHead
 from rheoscope.surgery.edits_steering import GateFFN
 from rheoscope.surgery.edits_structure import DropAttention, Parallelize, ShrinkHeads
 from rheoscope.surgery.restructure import restructured
-from tests.tiny import VARIANTS, input_ids
+from tests.tiny import VARIANTS, input_ids, tiny
 
 
 def group(view, layer=1):
