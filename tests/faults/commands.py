@@ -83,8 +83,13 @@ def _numbers_of_a_run(path: Path) -> object:
 
 
 def _train(seed: int) -> None:
-    recipe = {"steps": 30, "window": 32, "batch": 8, "log_every": 2, "save_every": 4, "precision": "float32"}
-    train("sd", text=["texts"], out="net", seed=seed, **recipe)
+    """With checkpoints more often than so short a run would have them."""
+    often = partial(train, log_every=2, save_every=4)
+    with mock.patch.object(sys.modules[train.__module__], "train", often):
+        command_line(
+            *("train", "sd", "--text", "texts", "--steps", 30, "--window", 32, "--batch", 8, "--seed", seed),
+            *("--precision", "float32", "--out", "net"),
+        )
 
 
 def _numbers_of_a_net(path: Path) -> object:
