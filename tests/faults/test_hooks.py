@@ -39,6 +39,14 @@ class Interrupting:
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture(autouse=True)
+def heeded():
+    """Ctrl-C as a terminal sends it, also where the tests run in the background, which leaves it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("name", WORK)
 def test_ctrl_c_at_every_step_leaves_the_model_as_it_was(name):
     view, text = ModelView(tiny("gpt2", dtype=torch.float32)), random_corpus()
