@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from shapes import smollm2
+from transformers import LlamaForCausalLM
 
 from rheoscope import linalg
 
@@ -36,15 +37,7 @@ def main() -> None:
 
 
 def forward_seconds(batch: int, clock: Callable[[], float]) -> float:
-    config = LlamaConfig(
-        hidden_size=HEADS * D_HEAD,
-        intermediate_size=1536,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        vocab_size=49152,
-        tie_word_embeddings=True,
-    )
+    config = smollm2()
     model = LlamaForCausalLM(config).eval()
     tokens = torch.randint(config.vocab_size, (batch, POSITIONS))
     with torch.no_grad():

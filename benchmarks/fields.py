@@ -19,8 +19,9 @@ from collections.abc import Callable
 import numpy as np
 import pywt
 import torch
+from shapes import smollm2
 from sklearn.decomposition import PCA
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 import rheoscope
 from rheoscope.corpus import Corpus, batches
@@ -140,15 +141,7 @@ def opened(arguments: argparse.Namespace) -> tuple[ModelView, Corpus]:
             split=arguments.split,
         )
         return view, corpus
-    config = LlamaConfig(
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        vocab_size=49152,
-        tie_word_embeddings=True,
-    )
+    config = smollm2()
     torch.manual_seed(0)
     view = ModelView(LlamaForCausalLM(config))
     reference = rheoscope.load("builtin:manual")

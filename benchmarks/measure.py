@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from shapes import smollm2
+from transformers import LlamaForCausalLM
 
 import rheoscope
 from rheoscope.corpus import Corpus, batches
@@ -119,16 +120,7 @@ def random_view() -> ModelView:
 def save_random(folder: str) -> None:
     """Write that model and tokenizer to a folder."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
+    config = smollm2()
     tokenizer = rheoscope.load(f"builtin:{next(iter(builtin_models()))}").tokenizer
     LlamaForCausalLM(config).save_pretrained(Path(folder))
     tokenizer.save_pretrained(Path(folder))

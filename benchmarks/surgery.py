@@ -17,8 +17,9 @@ import time
 from functools import partial
 
 import torch
+from shapes import smollm2
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaForCausalLM
 from transformers.cache_utils import DynamicLayer
 
 from rheoscope.models.view import ModelView
@@ -77,15 +78,7 @@ def prefill():
 
 
 def llama(n_layers, context):
-    config = LlamaConfig(
-        hidden_size=HEADS * WIDTH,
-        intermediate_size=1536,
-        num_hidden_layers=n_layers,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KEY_HEADS,
-        vocab_size=1024,
-        max_position_embeddings=context,
-    )
+    config = smollm2(num_hidden_layers=n_layers, vocab_size=1024, max_position_embeddings=context)
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
     return LlamaForCausalLM(config).eval()

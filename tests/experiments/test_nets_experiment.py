@@ -29,14 +29,9 @@ CONFIG = {
 
 
 @pytest.fixture
-def experiment(monkeypatch):
+def experiment(scripts):
     """The scripts of the folder by name."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    for name in MODULES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield {name: pytest.importorskip(name) for name in MODULES}
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    return dict(zip(MODULES, scripts(FOLDER, *MODULES), strict=True))
 
 
 def called(module, monkeypatch, *arguments):

@@ -15,13 +15,8 @@ TEXT = {"window": 24, "n_windows": 9, "windows_per_document": 1, "split": "blank
 
 
 @pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    for name in ("run", "tables"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield pytest.importorskip("run"), pytest.importorskip("tables")
-    for name in ("run", "tables"):
-        sys.modules.pop(name, None)
+def experiment(scripts):
+    return scripts(FOLDER, "run", "tables")
 
 
 def test_a_configuration_is_run_once_and_printed(experiment, tmp_path, monkeypatch, capsys):

@@ -31,13 +31,8 @@ CONFIG = {
 
 
 @pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    for name in ("run", "tables"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield pytest.importorskip("run"), pytest.importorskip("tables")
-    for name in ("run", "tables"):
-        sys.modules.pop(name, None)
+def experiment(scripts):
+    return scripts(FOLDER, "run", "tables")
 
 
 @pytest.fixture

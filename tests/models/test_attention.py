@@ -1,14 +1,12 @@
 """What is read of attention is what the model computes: maps, masks, sinks, padding, against the literal formula."""
 
-import numpy as np
 import pytest
 import torch
 
-from rheoscope.models.attention import Attention, Workspace
 from rheoscope.models.precision import Float64Throughout
 from rheoscope.models.view import ModelView
 from tests.models.views import caught, outputs, own_maps, tokens_of, view_of
-from tests.tiny import LENGTH, VARIANTS, WINDOW, tiny
+from tests.tiny import VARIANTS, WINDOW, tiny
 
 LEFT, RIGHT = 5, 3
 READING = ("q", "k", "v", "attn_scores", "attn_probs", "z", "resid_post")
@@ -178,125 +176,6 @@ def test_a_query_that_may_see_nothing_has_a_row_of_zeros_and_z_of_zero():
     for probs, z in zip(read["attn_probs"], read["z"], strict=True):
         assert (probs[0, :, :LEFT] == 0).all()
         assert (z[0, :, :LEFT] == 0).all()
-
-
-@pytest.fixture
-def attention():
-    """One call with two key heads for six query heads and a window, from fixed random numbers."""
-    generator = torch.Generator().manual_seed(1)
-    shapes = ((2, 6, LENGTH, 7), (2, 2, LENGTH, 7), (2, 2, LENGTH, 5))
-    q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
-    lag = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
-    return Attention(q, k, v, scale=0.4, mask=((lag >= 0) & (lag < WINDOW)).expand(2, 1, -1, -1))
-
-
-@torch.no_grad()
-def test_an_additive_mask_means_the_same_as_a_boolean_one(attention):
-    hidden = (~attention.mask).double() * torch.finfo(torch.float64).min
-    additive = Attention(attention.q, attention.k, attention.v, scale=0.4, mask=hidden)
-    assert torch.equal(additive.allowed.expand_as(attention.mask), attention.mask)
-    torch.testing.assert_close(additive.probs, attention.probs, rtol=0, atol=1e-14)
-
-
-@torch.no_grad()
-def test_some_windows_of_a_call_are_the_call_on_those_windows(attention):
-    rows = np.array([1])
-    torch.testing.assert_close(attention.of_rows(rows).probs, attention.probs[1:], rtol=0, atol=1e-14)
-    attention.bias = torch.arange(2 * LENGTH, dtype=torch.float64).reshape(2, 1, 1, LENGTH)
-    attention.scores = attention.scores + 1e-3 * torch.arange(LENGTH)
-    torch.testing.assert_close(attention.of_rows(rows).probs, attention.probs[1:], rtol=0, atol=1e-14)
-
-
-def joined(attention, size):
-    """The whole map out of the maps of blocks, 0 at the keys that a block leaves out."""
-    whole = torch.zeros(*attention.q.shape[:3], attention.k.shape[2], dtype=attention.q.dtype)
-    for queries, block in attention.blocks(size):
-        whole[:, :, queries, : block.k.shape[2]] = block.probs
-        assert block.v.shape[2] == block.k.shape[2] <= whole.shape[3]
-    return whole
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("size", [1, 3, LENGTH, 2 * LENGTH])
-def test_blocks_of_queries_are_the_rows_of_the_call(attention, size):
-    causal = Attention(attention.q, attention.k, attention.v, scale=0.4)
-    both_ways = Attention(attention.q, attention.k, attention.v, scale=0.4, causal=False)
-    for call in (attention, causal, both_ways):
-        torch.testing.assert_close(joined(call, size), call.probs, rtol=0, atol=1e-14)
-        torch.testing.assert_close(joined(call, size), call.probs, rtol=0, atol=0)  # read off the map that is there now
-    causal.bias = torch.arange(LENGTH, dtype=torch.float64).reshape(1, 1, 1, LENGTH).expand(2, -1, -1, -1) / 10
-    causal.scores = causal.scores + 1e-3 * torch.arange(LENGTH)
-    torch.testing.assert_close(joined(causal, size), causal.probs, rtol=0, atol=1e-14)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("size", "every"), [(1, 2), (3, 5), (64, 3)])
-def test_blocks_of_some_queries_are_their_rows(attention, size, every):
-    causal = Attention(attention.q, attention.k, attention.v, scale=0.4)
-    for call in (attention, causal):
-        rows = []
-        for queries, block in call.blocks(size, every=every):
-            rows += range(LENGTH)[queries]
-            expected = call.probs[:, :, queries, : block.k.shape[2]]
-            torch.testing.assert_close(block.probs, expected, rtol=0, atol=1e-14)
-        assert rows == list(range(0, LENGTH, every))
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_blocks_of_every_family_are_the_rows_of_its_maps(name):
-    view = view_of(name)
-    found = []
-    with view.tapped({"attention": lambda layer, call: found.append((joined(call, 5), call.probs.clone()))}):
-        view.forward(tokens_of(view))
-    for blocks, whole in found:
-        torch.testing.assert_close(blocks, whole, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-def test_the_scores_of_one_head_are_those_of_all(attention, replaced):
-    if replaced:
-        attention.scores = attention.scores.tanh()
-    for head in range(6):
-        torch.testing.assert_close(attention.scores_of_head(head), attention.scores[:, head], rtol=0, atol=1e-14)
-
-
-def test_replacing_an_input_computes_everything_after_it_anew(attention):
-    probs, z = attention.probs.clone(), attention.z.clone()
-    attention.replace_input("v", attention.v * 2)
-    torch.testing.assert_close(attention.z, 2 * z)
-    attention.replace_input("q", attention.q * 0)
-    assert not torch.allclose(attention.probs, probs)
-    uniform = attention.mask.double() / attention.mask.sum(-1, keepdim=True)
-    torch.testing.assert_close(attention.probs, uniform.expand_as(probs), rtol=0, atol=1e-15)
-
-
-def test_with_gradients_no_map_lives_in_the_workspace(attention):
-    attention.workspace = Workspace()
-    assert attention.probs.isfinite().all()
-    assert attention.workspace.buffer is None
-
-
-@torch.no_grad()
-def test_one_workspace_serves_all_layers_and_grows_when_it_must():
-    workspace = Workspace()
-    first = workspace.empty((2, 3), torch.zeros(1))
-    assert workspace.empty((6,), torch.zeros(1)).data_ptr() == first.data_ptr()
-    assert workspace.empty((7,), torch.zeros(1)).numel() == 7
-    assert workspace.empty((2, 3), torch.zeros(1, dtype=torch.float64)).dtype == torch.float64
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_softmax_in_half_precision_is_taken_in_float32(attention, dtype):
-    q, k, v = (x.to(dtype) for x in (attention.q, attention.k, attention.v))
-    half = Attention(q, k, v, scale=0.4, mask=attention.mask)
-    half.scores = half.scores  # rounded once, for both
-    hidden = ~half.allowed
-    exact = half.scores.double().masked_fill(hidden, -torch.inf).softmax(-1)
-    assert half.probs.dtype == dtype
-    # of the same scores: the result alone is rounded to half precision, neither exponentials nor their sum
-    seen = ~hidden.all(-1, keepdim=True).expand(exact.shape)
-    torch.testing.assert_close(half.probs.double()[seen], exact[seen], rtol=0.51 * torch.finfo(dtype).eps, atol=1e-7)
 
 
 def test_what_reads_both_ways_is_measured_and_not_taken_from_a_flag():

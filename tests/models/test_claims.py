@@ -19,16 +19,6 @@ AT_ONCE = 20.0  # seconds; 2^24 layers take more than three times as long
 TOKENS = torch.arange(3, 16)[None]
 
 
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return saved("llama", tmp_path / "model")
-
-
 @pytest.mark.parametrize(
     ("entry", "part"),
     [

@@ -23,12 +23,6 @@ WIDTHS = {"hidden_size": 48, "intermediate_size": 40, "moe_intermediate_size": 1
 ALIGNED = {family: WIDTHS for family in ("mixtral", "qwen3_moe", "gpt_oss")}
 
 
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    """No test asks the network for anything."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-
 def logits(model):
     with torch.no_grad():
         return model(input_ids(model)).logits

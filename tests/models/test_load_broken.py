@@ -8,23 +8,11 @@ import shutil
 import pytest
 import torch
 import transformers
-from huggingface_hub import constants
 
 from rheoscope.errors import Refused
 from rheoscope.models.load import load
 from tests.models.checkpoints import GONE, refusal, saved, with_config, with_tensors
 from tests.tiny import ALL, REFUSED, VARIANTS, tiny
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A whole checkpoint of a tiny llama, for the test to break."""
-    return saved("llama", tmp_path / "model")
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,6 @@ from rheoscope.models import load as load_module
 from tests.models.checkpoints import refusal, saved
 
 
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A whole checkpoint of a tiny llama."""
-    return saved("llama", tmp_path / "model")
-
-
 @pytest.mark.parametrize(
     ("ref", "part"),
     [
