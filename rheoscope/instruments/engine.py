@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rheoscope.corpus import Batch
 from rheoscope.errors import RheoscopeError
+from rheoscope.instruments.heap import hand_back
 from rheoscope.instruments.instrument import Instrument, LayerSites
 from rheoscope.instruments.outputs import outputs, separate_head
 from rheoscope.models.attention import Attention
@@ -58,6 +59,7 @@ def run_pass(
                 _read_outputs(view, batch, head, readers)
             else:
                 view.forward(batch.tokens, batch.valid, head=False)
+            hand_back()
             done += len(batch.tokens)
             progress(task, done, total)
     return time.monotonic() - started

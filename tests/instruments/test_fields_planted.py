@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rheoscope.errors import Refused, RheoscopeError
-from rheoscope.instruments.fields.coherence import coherence, row_coefficients
+from rheoscope.instruments.fields.coherence import RowCoefficients, coherence
 from rheoscope.instruments.fields.ensemble import Design, ensemble_readings
 from rheoscope.instruments.fields.entries import Entries
 from rheoscope.instruments.fields.fields import Fields
@@ -35,7 +35,8 @@ def read(fields, *, rank=None):
     for begin in range(0, n, 5):
         windows = np.arange(begin, min(begin + 5, n))
         layer.observe(fields[torch.from_numpy(windows)][None], windows)
-    return layer.readings(DESIGN, np.array([40, 50, 60]))
+    positions = np.array([40, 50, 60])
+    return layer.readings(DESIGN, RowCoefficients(ENTRIES, positions, DESIGN.bands[:2], omega0=morlet.omega0))
 
 
 def with_extra_mass_at(lag, amounts):
@@ -260,7 +261,7 @@ def test_a_full_disk_is_said_in_one_sentence():
 def test_coefficients_of_rows_are_those_of_the_centred_row_at_the_first_lag_inside_the_cone():
     X = ENTRIES.packed(noise())
     X = X - X.mean(0)
-    W = row_coefficients(X, ENTRIES, np.array([20, 63]), [4.0, 16.0], omega0=6.0)
+    W = RowCoefficients(ENTRIES, np.array([20, 63]), [4.0, 16.0], omega0=6.0)(X)
     rows = centred_rows(ENTRIES.rows(X), ENTRIES.support)
     exact = Morlet((4.0, 16.0), WINDOW).coefficients(rows[:, 63]).numpy()
     for index, (scale, lag) in enumerate([(4.0, 6), (16.0, 23)]):

@@ -21,25 +21,27 @@ def coherence_positions(entries: Entries) -> Int64[np.ndarray, " position"]:
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(MOST_POSITIONS, len(rows))).round().astype(int))]
 
 
-def row_coefficients(
-    X: Float64[Tensor, "row entry"],
-    entries: Entries,
-    positions: Int64[np.ndarray, " position"],
-    scales: Sequence[float],
-    *,
-    omega0: float,
-) -> Complex128[np.ndarray, "scale row position"]:
-    """Morlet coefficient of the row of each position at every scale a, around the first lag inside the cone, √2 a.
+class RowCoefficients:
+    """Morlet coefficients of the rows of some queries at every scale a, around the first lag inside the cone, √2 a.
 
-    NaN for positions whose row ends before the cone does.
+    NaN for a query whose row ends before the cone does. Made once, then asked field by field.
     """
-    coefficients = np.empty((len(scales), len(X), len(positions)), complex)
-    for index, position in enumerate(positions):
-        own = np.flatnonzero((entries.query == position) & entries.kept)
-        lag = entries.lag[own]
-        weights = np.stack([_weights(lag, scale, omega0) for scale in scales], 1)
-        coefficients[:, :, index] = (X[:, torch.from_numpy(own)].numpy() @ weights).T
-    return coefficients
+
+    def __init__(
+        self, entries: Entries, positions: Int64[np.ndarray, " position"], scales: Sequence[float], *, omega0: float
+    ):
+        self.own = [entries.of_row(position) for position in positions.tolist()]
+        self.weights = [
+            torch.from_numpy(np.stack([_weights(entries.lag[own], scale, omega0) for scale in scales], 1))
+            for own in self.own
+        ]
+
+    def __call__(self, X: Float64[Tensor, "row entry"]) -> Complex128[np.ndarray, "scale row position"]:
+        values = X[:, torch.from_numpy(np.concatenate(self.own))].split([len(own) for own in self.own], 1)
+        found = [
+            torch.complex(x @ weights.real, x @ weights.imag) for x, weights in zip(values, self.weights, strict=True)
+        ]
+        return torch.stack(found, -1).transpose(0, 1).numpy()
 
 
 def _weights(lag: Int64[np.ndarray, " lag"], scale: float, omega0: float) -> Complex128[np.ndarray, " lag"]:
@@ -52,7 +54,7 @@ def _weights(lag: Int64[np.ndarray, " lag"], scale: float, omega0: float) -> Com
     t = (lag - centre) / scale
     wavelet = (np.exp(-1j * omega0 * t) - np.exp(-(omega0**2) / 2)) * np.exp(-(t**2) / 2) / scale
     fits = lag.min() <= centre - reach and centre + reach <= lag.max()
-    return wavelet - wavelet.mean() if fits else np.full(len(lag), np.nan)
+    return wavelet - wavelet.mean() if fits else np.full(len(lag), np.nan, complex)
 
 
 def coherence(

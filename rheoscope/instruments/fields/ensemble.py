@@ -27,6 +27,7 @@ from rheoscope.instruments.fields.pod import (
 from rheoscope.instruments.fields.snapshots import Ensemble
 from rheoscope.stats.estimates import quotient, ratio_of_sums
 
+TOGETHER = 4096  # entries of all rows that are squared at a time, and stay in the cache
 GROUPS = 8  # of documents, left out one at a time for standard errors
 MOST_SUBSETS = 4  # of snapshots that share the work of one count in the curve H*(N)
 LIMITED = 0.6  # of the number of snapshots: above, H* is bounded by them
@@ -94,10 +95,8 @@ def chance_readings(
 
 def intensities(ensemble: Ensemble, entries: Entries) -> Readings:
     """Σ_s ‖u_s‖² / Σ_s ‖A_s‖² of the field, by lag, and of the whole map; shares of what is taken out of the field."""
-    squares = torch.zeros(len(ensemble.mean), dtype=torch.float64)
-    for row in ensemble.rows:
-        squares.addcmul_(row, row)  # a square of all rows would double the memory
-    variance = squares.numpy() + ensemble.discarded
+    parts = ensemble.rows.split(TOGETHER, 1)  # a square of all rows at once would double the memory
+    variance = torch.cat([part.square().sum(0) for part in parts]).numpy() + ensemble.discarded
     energy = variance + ensemble.n * ensemble.mean**2
     kept = entries.kept
     return {
@@ -139,21 +138,20 @@ def mode_readings(
 ) -> Readings:
     """Leading modes under every window: coefficients, pictures, profiles over lag, and the lags at which those peak."""
     coefficients, pictures, profiles = [], [], []
-    weights = design.weights(entries)
-    for band, window in enumerate(weights):
-        of_band = Spectrum(found.eigenvalues[band], found.vectors[band])
-        by_entry = torch.from_numpy(np.repeat(window, np.diff(entries.bounds)))
-        phi, of_snapshots = (part.numpy() for part in modes(X, of_band, n, window=by_entry, n_modes=design.n_modes))
-        coefficients.append(of_snapshots)
-        pictures.append(entries.picture(phi, design.n_bins))
-        profiles.append(quotient(entries.by_lag(phi), entries.n_kept))
-    profile = np.stack(profiles)
+    weights = torch.from_numpy(np.repeat(design.weights(entries), np.diff(entries.bounds), 1))
+    together = max(1, len(X) // design.n_modes)  # windows whose modes take no more memory than X
+    for parts in zip(*(part.split(together) for part in (*found, weights)), strict=True):
+        phi, of_snapshots = modes(X, Spectrum(*parts[:2]), n, window=parts[2], n_modes=design.n_modes)
+        coefficients.append(of_snapshots.numpy())
+        pictures.append(entries.picture(phi.numpy(), design.n_bins))
+        profiles.append(quotient(entries.by_lag(phi.numpy()), entries.n_kept))
+    profile = np.concatenate(profiles)
     # A lag with a few entries has a large mean by chance: only lags that a quarter of the rows have can be a peak.
     size = np.where(np.isfinite(profile) & (entries.n_kept >= entries.window / 4), np.abs(profile), -1.0)
     peak = np.where(size.max(-1) > 0, entries.lags[size.argmax(-1)], np.nan)
     return {
-        "coefficients": np.stack(coefficients),
-        "mode": np.stack(pictures),
+        "coefficients": np.concatenate(coefficients),
+        "mode": np.concatenate(pictures),
         "mode_lag_profile": profile,
         "mode_peak_lag": peak,
     }

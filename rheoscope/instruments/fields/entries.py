@@ -7,7 +7,10 @@ from functools import cached_property
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
+from scipy import sparse
 from torch import Tensor
+
+from rheoscope.stats.estimates import quotient
 
 SINKS = ("separate", "keep")
 
@@ -37,6 +40,7 @@ class Entries:
         self.lag = self.query - self.key
         self.lags, counts = np.unique(self.lag, return_counts=True)
         self.bounds = np.concatenate([[0], np.cumsum(counts)])
+        self._binned: dict[int, sparse.csr_array] = {}  # by number of bins a side, which entries make up each
 
     def __len__(self) -> int:
         return len(self.query)
@@ -55,6 +59,12 @@ class Entries:
     def n_kept(self) -> Int64[np.ndarray, " lag"]:
         """How many entries of every lag the field has."""
         return np.add.reduceat(self.kept.astype(np.int64), self.bounds[:-1])
+
+    def of_row(self, query: int) -> Int64[np.ndarray, " kept"]:
+        """The entries of one query that the field is made of, in the order of their lag."""
+        lags = np.flatnonzero((self.lags <= query) & (self.lags > query - self.window))
+        own = self.bounds[lags] + query - np.maximum(self.lags[lags], 0)  # by query within a lag, from the first it has
+        return own[self.kept[own]]
 
     def packed(self, A: Float[Tensor, "*batch query key"]) -> Float[Tensor, "*batch entry"]:
         """The entries of maps, in order."""
@@ -93,9 +103,10 @@ class Entries:
         NaN where a bin has no entry of the field.
         """
         n = min(n_bins, self.window)
-        cell = (self.query * n // self.window) * n + self.key * n // self.window
-        counts = np.bincount(cell[self.kept], minlength=n * n)
-        flat = values.reshape(-1, len(self))[:, self.kept]
-        sums = np.stack([np.bincount(cell[self.kept], row, minlength=n * n) for row in flat])
-        means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+        if n not in self._binned:
+            own = np.flatnonzero(self.kept)
+            cell = (self.query[own] * n // self.window) * n + self.key[own] * n // self.window
+            self._binned[n] = sparse.csr_array((np.ones(len(own)), (cell, own)), (n * n, len(self)))
+        sums = self._binned[n] @ values.reshape(-1, len(self)).T
+        means = quotient(sums.T, self._binned[n].sum(1))
         return means.reshape(*values.shape[:-1], n, n)

@@ -16,7 +16,7 @@ from jaxtyping import Int64
 
 from rheoscope.corpus import Batch, Corpus
 from rheoscope.errors import Refused, RheoscopeError
-from rheoscope.instruments.fields.coherence import coherence_positions
+from rheoscope.instruments.fields.coherence import RowCoefficients, coherence_positions
 from rheoscope.instruments.fields.dataset import field_dataset
 from rheoscope.instruments.fields.ensemble import Design
 from rheoscope.instruments.fields.entries import SINKS, Entries
@@ -152,10 +152,19 @@ class Fields(Instrument):
 
     def finalize(self) -> xr.Dataset:
         """Readings of the shared pass. Layers are read one by one, so only one is ever held in float64."""
-        positions = coherence_positions(self.entries[0])
-        readings = [layer.readings(self.design, positions) for layer in self.layers]
+        of_rows = self._row_coefficients()
+        readings = [
+            layer.readings(self.design, of_rows.get(entries))
+            for layer, entries in zip(self.layers, self.entries, strict=True)
+        ]
         data = field_dataset(readings, self)
         return dominant(data, self.options.dominant)
+
+    def _row_coefficients(self) -> dict[Entries, RowCoefficients]:
+        """What the coherence between positions is read from; nothing where no window on lag has a scale."""
+        scales = [band for band in self.design.bands if np.isfinite(band)]
+        positions, omega0 = coherence_positions(self.entries[0]), self.morlet.omega0
+        return {e: RowCoefficients(e, positions, scales, omega0=omega0) for e in set(self.entries)} if scales else {}
 
     def chance(self) -> xr.Dataset:
         """The readings that a null is compared by."""

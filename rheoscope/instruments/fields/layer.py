@@ -8,15 +8,16 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Complex128, Float, Int64
 from torch import Tensor
 
 from rheoscope.corpus import Corpus
-from rheoscope.instruments.fields.coherence import coherence, row_coefficients
+from rheoscope.instruments.fields.coherence import RowCoefficients, coherence
 from rheoscope.instruments.fields.ensemble import Design, Readings, chance_readings, ensemble_readings
 from rheoscope.instruments.fields.entries import Entries
 from rheoscope.instruments.fields.snapshots import AllSnapshots, Ensemble, LeadingSubspace, Snapshots
 from rheoscope.instruments.fields.wavelets import Morlet, RowEnergies, between_steps
+from rheoscope.instruments.heap import hand_back
 from rheoscope.stats import OWN, RatioOfSums
 from rheoscope.stats.estimates import quotient
 
@@ -124,12 +125,15 @@ class Layer:
         readings = {"scale_energy": energy.value, "scale_energy_se": energy.se} | self._profile(0)
         return readings | chance_readings(ensemble, self.entries, design, self._units(ensemble))
 
-    def readings(self, design: Design, positions: Int64[np.ndarray, " position"]) -> Readings:
-        """Everything about the layer as arrays; names with `head_` have one more axis in front."""
+    def readings(self, design: Design, of_rows: RowCoefficients | None) -> Readings:
+        """Everything about the layer as arrays; names with `head_` have one more axis in front.
+
+        of_rows: what the coherence between positions is read from, at the scale of every window on lag that has one.
+        """
+        hand_back()  # what the layer before this one took: its copy in float64 is the largest thing there is
         ensemble = self.snapshots[0].ensemble()
-        readings = (
-            self._coherences(ensemble, design, positions) | self._scalograms() | self._of_field(0, ensemble, design)
-        )
+        readings = {} if of_rows is None else _coherences(of_rows(ensemble.rows), ensemble.n)
+        readings |= self._scalograms() | self._of_field(0, ensemble, design)
         n_heads = len(self.snapshots) - 1
         if n_heads:
             heads = [self._of_field(1 + head, self.snapshots[1 + head].ensemble(), design) for head in range(n_heads)]
@@ -159,12 +163,8 @@ class Layer:
             "scale_energy_null_uniform": self.plan.uniform_energy,
         }
 
-    def _coherences(self, ensemble: Ensemble, design: Design, positions: Int64[np.ndarray, " position"]) -> Readings:
-        """Coherence between positions under the scale of every window on lag that has one."""
-        scales = [band for band in design.bands if np.isfinite(band)]
-        if not scales:
-            return {}
-        W = row_coefficients(ensemble.rows, self.entries, positions, scales, omega0=self.plan.morlet.omega0)
-        found = [coherence(of_scale, ensemble.n) for of_scale in W]
-        raw, corrected = (np.stack(parts) for parts in zip(*found, strict=True))
-        return {"coherence_raw": raw, "coherence": corrected}
+
+def _coherences(W: Complex128[np.ndarray, "scale row position"], n: int) -> Readings:
+    """Coherence between positions at every scale, over n snapshots."""
+    raw, corrected = (np.stack(parts) for parts in zip(*(coherence(of_scale, n) for of_scale in W), strict=True))
+    return {"coherence_raw": raw, "coherence": corrected}

@@ -64,8 +64,8 @@ def spectrum(gram: Float64[Tensor, "*batch snapshot snapshot"], n: int) -> Spect
 class Modes(NamedTuple):
     """Orthonormal modes, and how much of each is in every snapshot."""
 
-    phi: Float64[Tensor, "mode entry"]
-    coefficients: Float64[Tensor, "snapshot mode"]
+    phi: Float64[Tensor, "*window mode entry"]
+    coefficients: Float64[Tensor, "*window snapshot mode"]
 
 
 def modes(
@@ -73,22 +73,23 @@ def modes(
     found: Spectrum,
     n: int,
     *,
-    window: Float64[Tensor, " entry"],
+    window: Float64[Tensor, "*window entry"],
     n_modes: int,
 ) -> Modes:
-    """Modes φ_k = (X w)ᵀ v_k / sqrt(N λ_k) of a windowed field and coefficients sqrt(N λ_k) v_k.
+    """Modes φ_k = (X w)ᵀ v_k / sqrt(N λ_k) of a windowed field and coefficients sqrt(N λ_k) v_k, for some windows.
 
-    `found` is the spectrum of the windowed field. The largest entry of each mode is positive. NaN without energy.
+    `found` are the spectra of the windowed fields. The largest entry of each mode is positive. NaN without energy.
     """
-    norms = (n * found.eigenvalues[:n_modes]).sqrt()
-    phi = (found.vectors[:, :n_modes] / torch.where(norms > 0, norms, torch.nan)).T @ X * window
+    norms, vectors = (n * found.eigenvalues[..., :n_modes]).sqrt(), found.vectors[..., :n_modes]
+    shares = (vectors / torch.where(norms > 0, norms, torch.nan)[..., None, :]).mT
+    phi = (shares.flatten(0, -2) @ X).view(*shares.shape[:-1], -1).mul_(window[..., None, :])
     signs = mode_signs(phi)
-    return Modes(phi * signs[:, None], found.vectors[:, :n_modes] * norms * signs)
+    return Modes(phi.mul_(signs[..., None]), vectors * (norms * signs)[..., None, :])
 
 
-def mode_signs(phi: Float64[Tensor, "mode entry"]) -> Float64[Tensor, " mode"]:
+def mode_signs(phi: Float64[Tensor, "*window mode entry"]) -> Float64[Tensor, "*window mode"]:
     """Sign of the entry of each mode that is largest in size."""
-    return torch.sign(phi.gather(1, phi.abs().argmax(1, keepdim=True)))[:, 0]
+    return torch.sign(phi.gather(-1, phi.abs().argmax(-1, keepdim=True)))[..., 0]
 
 
 def centred_gram(

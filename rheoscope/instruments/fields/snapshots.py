@@ -66,7 +66,7 @@ class AllSnapshots:
         self.update(state["windows"], torch.from_numpy(state["fields"]))
 
     def ensemble(self) -> Ensemble:
-        rows = torch.from_numpy(self.fields[self.seen].astype(np.float64))
+        rows = torch.from_numpy(self.fields[self.seen]).double()
         mean = rows.mean(0)
         rows -= mean
         return Ensemble(rows, len(rows), mean.numpy(), np.zeros(rows.shape[1]), np.flatnonzero(self.seen))

@@ -51,7 +51,7 @@ class Routing(Instrument):
         instrument of the run asks for them; 0 for no nulls.
         """
 
-        n_spectra: int = 16
+        n_spectra: int = 8
         n_lag: int = 4
         n_null: int = 2
 

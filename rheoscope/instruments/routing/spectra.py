@@ -50,7 +50,7 @@ def head_spectra(
     padded = not bool(valid.all())
     threads = torch.get_num_threads()
     workers = threads if Q.device.type == "cpu" else 1
-    if batch * K.shape[1] < workers:
+    if batch * K.shape[1] % workers:  # groups cannot be shared out evenly: heads, each with its own keys, nearly can
         K = repeated_keys(Q, K)
     groups = batch * K.shape[1]  # of query heads with one key head, which are read together
     parts = (

@@ -68,7 +68,7 @@ class Steering(Instrument):
         of the `top_k` largest attention weights. n_null: windows given to the untrained null, at least. 0: not at all.
         """
 
-        defect_stride: int = 8
+        defect_stride: int = 16
         n_first_order: int = 2
         n_top_k: int = 2
         top_k: int = 16
