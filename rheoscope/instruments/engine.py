@@ -21,6 +21,7 @@ from rheoscope.models.view import ModelView
 
 LOGITS_BYTES = 512 * 2**20  # of logits alive at a time, for the batch size that is chosen where none is given
 BATCH_TOKENS = 2048
+SHARED = frozenset({"attn_probs", "attn_mean"})  # computed once, before z, and shared through `attention`
 
 
 @runtime_checkable
@@ -115,10 +116,10 @@ def _observed(view: ModelView, instruments: Sequence[Instrument]) -> Iterator[_C
     current = _Current(instruments)
     wanted = set().union(*(instrument.sites for instrument in instruments))
     taps: dict[str, Tap] = {}
-    for site in wanted - {"attn_probs", "resid_post"}:
+    for site in wanted - {*SHARED, "resid_post"}:
         taps[site] = lambda layer, value, site=site: current.catch(site, layer, value)
-    if "attn_probs" in wanted:
-        taps["attn_probs"] = lambda layer, probs: None  # computed once, before z, and shared through `attention`
+    for site in wanted & SHARED:
+        taps[site] = lambda layer, value: None
     if wanted:
         taps["resid_post"] = current.layer_ends
     with view.tapped(taps):

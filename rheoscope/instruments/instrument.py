@@ -49,7 +49,8 @@ class Instrument(ABC):
     Attributes:
         name: group of its dataset in a Run.
         Options: frozen dataclass of its choices, each with the default; recorded in the run.
-        sites: what `observe` needs: names of LayerSites, plus `attn_probs` if it reads attention maps on every window.
+        sites: what `observe` needs: names of LayerSites, plus `attn_probs` or `attn_mean` if it reads
+            attention maps, or their mean over heads, on every window.
         reads_output: whether `observe_output` needs logits; the head is not run where nobody does.
         kept: what it gathers, attribute → law of merging, so that a run can be kept, resumed and shared out
             (`rheoscope.stats.kept`). Everything that changes between two batches must be in it.

@@ -14,7 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rheoscope.errors import Refused
+from rheoscope.models.blockwise import blockwise
 
+MEAN_BLOCK = 16  # the same where the maps of a whole batch are averaged
 BLOCK = 64  # queries whose maps are alive at a time in `blocks`: of 9 heads and 512 keys 1 MB, which stays in the cache
 
 
@@ -63,6 +65,7 @@ class Attention:
     _probs: Tensor | None = None
     _z: Tensor | None = None
     _normaliser: Tensor | None = None
+    _mean: Tensor | None = None
     _mixed_otherwise: bool = False
 
     @property
@@ -95,7 +98,7 @@ class Attention:
 
     @scores.setter
     def scores(self, value: Tensor) -> None:
-        self._scores, self._probs, self._z = value, None, None
+        self._scores, self._probs, self._z, self._mean = value, None, None, None
 
     @property
     def probs(self) -> Float[Tensor, "batch head query key"]:
@@ -107,7 +110,30 @@ class Attention:
 
     @probs.setter
     def probs(self, value: Tensor) -> None:
-        self._probs, self._z = value, None
+        self._probs, self._z, self._mean = value, None, None
+
+    @property
+    def mean_probs(self) -> Float[Tensor, "batch query key"]:
+        """Attention probabilities averaged over heads, in float32 or better, without the maps of all heads at once.
+
+        Asked for before z, z comes with it where that is possible: by `blockwise`, on a CPU and without a mask.
+        """
+        self._refuse_without_softmax()
+        if self._mean is None and self._z is None and self._plain_on_cpu():
+            found = blockwise(self.q, self.k, self.v, scale=self.scale, causal=self.causal and self.q.shape[2] > 1)
+            self._z, self._normaliser, self._mean = found
+        elif self._mean is None:
+            wide = torch.promote_types(self.q.dtype, torch.float32)
+            self._mean = self.q.new_zeros(len(self.q), self.q.shape[2], self.k.shape[2], dtype=wide)
+            for queries, block in self.blocks(MEAN_BLOCK):
+                self._mean[:, queries, : block.k.shape[2]] = block.probs.mean(1, dtype=wide)
+        return self._mean
+
+    def _plain_on_cpu(self) -> bool:
+        """Whether this is softmax attention on a CPU with nothing added, in a precision that needs no raising."""
+        added = (self.mask, self.bias, self.sinks, self._scores, self._probs)
+        square = self.q.shape[2] == self.k.shape[2] and self.q.dtype in (torch.float32, torch.float64)
+        return square and self._on_cpu_kernel() and not self.softcap and all(part is None for part in added)
 
     @property
     def z(self) -> Float[Tensor, "batch head query d_value"]:
@@ -145,13 +171,13 @@ class Attention:
     def replace_input(self, name: str, value: Tensor) -> None:
         """Put another q, k or v in place; everything that follows is computed anew."""
         setattr(self, name, value)
-        self._scores = self._probs = self._z = self._normaliser = None
+        self._scores = self._probs = self._z = self._normaliser = self._mean = None
         self._mixed_otherwise = False
 
     def of_rows(self, rows: Int[np.ndarray, " row"]) -> Attention:
         """The same call for some windows of the batch alone, with memory of its own."""
         parts = {"q": self.q[rows], "k": self.k[rows], "v": self.v[rows]}
-        part = replace(self, **parts, workspace=Workspace(), _normaliser=None)
+        part = replace(self, **parts, workspace=Workspace(), _normaliser=None, _mean=None)
         part._z = self._z[rows] if self._mixed_otherwise else None
         part.mask, part.bias = (x if x is None or x.shape[0] == 1 else x[rows] for x in (self.mask, self.bias))
         part._scores, part._probs = (None if x is None else x[rows] for x in (self._scores, self._probs))
@@ -173,7 +199,7 @@ class Attention:
 
     def _of_queries(self, queries: slice, keys: slice, *, triangular: bool, workspace: Workspace) -> Attention:
         parts = {"q": self.q[:, :, queries], "k": self.k[:, :, keys], "v": self.v[:, :, keys]}
-        part = replace(self, **parts, causal=False, workspace=workspace, _z=None, _normaliser=None)
+        part = replace(self, **parts, causal=False, workspace=workspace, _z=None, _normaliser=None, _mean=None)
         part.mask, part.bias, part._scores, part._probs = (
             x
             if x is None

@@ -25,7 +25,17 @@ IMPLEMENTATION = "rheoscope"
 Tap = Callable[[int, Any], Any]
 
 # Site -> attribute of Attention, in the order of the computation.
-PARTS = {"q": "q", "k": "k", "v": "v", "call": "", "attn_scores": "scores", "attn_probs": "probs", "z": "z"}
+PARTS = {
+    "q": "q",
+    "k": "k",
+    "v": "v",
+    "call": "",
+    "attn_scores": "scores",
+    "attn_probs": "probs",
+    "attn_mean": "mean_probs",
+    "z": "z",
+}
+READ_ONLY = ("attn_mean",)
 
 
 @dataclass(eq=False)
@@ -69,6 +79,8 @@ def act(taps: Sequence[LayerTaps], attention: Attention) -> None:
                 continue
             value = getattr(attention, name)
             new = replacement(site, tapped.taps[site](tapped.layer, value), value)
+            if new is not None and site in READ_ONLY:
+                raise RheoscopeError(f"the tap at {site} returned a replacement; it is read only: replace attn_probs")
             if new is not None and name in ("q", "k", "v"):
                 attention.replace_input(name, new)
             elif new is not None:

@@ -29,7 +29,8 @@ RESIDUAL_SITES = ("resid_pre", "attn_in", "attn_out", "resid_mid", "ffn_in", "ff
 # Attention sites: q k v and z [batch head position d], attn_scores and attn_probs [batch head query key].
 # `call` is given the whole Attention once q, k, v are final and nothing is computed of them yet: a tap may set its
 # scores and bias, or mix by other means; it returns nothing.
-# `attention` is read only: the whole Attention, after every replacement.
+# `attn_mean` [batch query key] and `attention` are read only: the map averaged over heads, which takes no map of every
+# head; and the whole Attention, after every replacement.
 ATTENTION_SITES = (*PARTS, "attention")
 SITES = (*RESIDUAL_SITES, *ATTENTION_SITES)
 

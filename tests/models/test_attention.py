@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rheoscope.errors import RheoscopeError
 from rheoscope.models.precision import Float64Throughout
 from rheoscope.models.view import ModelView
 from tests.models.views import caught, outputs, own_maps, tokens_of, view_of
@@ -68,6 +69,34 @@ def test_z_is_the_same_fused_and_by_way_of_the_map(name):
     by_map = caught(view, tokens_of(view), "attn_probs", "z")["z"]
     for one, other in zip(fused, by_map, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("side", ["", "left", "right"])
+def test_the_mean_map_is_that_of_the_maps_and_z_and_normalisers_come_out_the_same(name, side):
+    view = view_of(name)
+    tokens = tokens_of(view)
+    tokens, valid, _ = padded(view, tokens[:1], side) if side else (tokens, None, None)
+    fused = caught(view, tokens, "z", "attention", valid=valid)
+    by_mean = caught(view, tokens, "attn_mean", "z", "attention", valid=valid)
+    maps = caught(view, tokens, "attn_probs", valid=valid)["attn_probs"]
+    for layer, mean in enumerate(by_mean["attn_mean"]):
+        torch.testing.assert_close(mean, maps[layer].mean(1), rtol=0, atol=1e-12)
+        torch.testing.assert_close(by_mean["z"][layer], fused["z"][layer], rtol=0, atol=1e-12)
+        one, other = (found["attention"][layer].normaliser for found in (by_mean, fused))
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_the_mean_map_is_taken_of_maps_that_were_replaced_and_replaces_nothing():
+    view = view_of("llama")
+    tokens = tokens_of(view)
+    with view.tapped({"attn_probs": lambda layer, probs: torch.eye(probs.shape[-1]).expand_as(probs).clone()}):
+        mean = caught(view, tokens, "attn_mean")["attn_mean"][0]
+    torch.testing.assert_close(mean, torch.eye(mean.shape[-1]).expand_as(mean).to(mean), rtol=0, atol=0)
+    with pytest.raises(RheoscopeError, match="attn_mean returned a replacement; it is read only"):
+        outputs(view, tokens, {"attn_mean": lambda layer, mean: mean * 2})
 
 
 @pytest.mark.parametrize("name", SDPA)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rheoscope.models.attention import Attention, Workspace
+from rheoscope.models.blockwise import BLOCK, blockwise
 from tests.models.views import tokens_of, view_of
 from tests.tiny import LENGTH, VARIANTS, WINDOW
 
@@ -126,3 +127,17 @@ def test_a_softmax_in_half_precision_is_taken_in_float32(attention, dtype):
     # of the same scores: the result alone is rounded to half precision, neither exponentials nor their sum
     seen = ~hidden.all(-1, keepdim=True).expand(exact.shape)
     torch.testing.assert_close(half.probs.double()[seen], exact[seen], rtol=0.51 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
+def test_attention_by_blocks_is_attention(causal, length):
+    generator = torch.Generator().manual_seed(length)
+    q, k, v = (torch.randn(2, heads, length, 8, generator=generator).double() * 20 for heads in (6, 2, 2))
+    found = blockwise(q, k, v, scale=0.5, causal=causal)
+    whole = Attention(q, k, v, scale=0.5, causal=causal)
+    scores = whole.scores if whole.allowed is None else whole.scores.masked_fill(~whole.allowed, -torch.inf)
+    torch.testing.assert_close(found.mean, whole.probs.mean(1), rtol=0, atol=1e-13)
+    torch.testing.assert_close(found.z, whole.z, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.normaliser, scores.logsumexp(-1), rtol=1e-12, atol=1e-12)

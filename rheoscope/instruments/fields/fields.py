@@ -21,7 +21,7 @@ from rheoscope.instruments.fields.dataset import field_dataset
 from rheoscope.instruments.fields.ensemble import Design
 from rheoscope.instruments.fields.entries import SINKS, Entries
 from rheoscope.instruments.fields.layer import Layer, Plan
-from rheoscope.instruments.fields.maps import field_maps
+from rheoscope.instruments.fields.maps import maps_of_heads
 from rheoscope.instruments.fields.nulls import chance_corpus, dominant, with_chance
 from rheoscope.instruments.fields.pod import WINDOWS
 from rheoscope.instruments.fields.shelf import room
@@ -41,7 +41,6 @@ class Fields(Instrument):
     """Multiscale POD of attention: intensity, scalograms, spectra, H*, modes and coherence of every layer."""
 
     name = "fields"
-    sites = frozenset({"attention"})
     kept: ClassVar = {"layers": OWN}
 
     @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Fields(Instrument):
         heads: str = "mean"
         n_snapshots: int = 150
         n_scalogram: int = 16
-        n_rows: int = 64
+        n_rows: int = 32
         n_null: int = 8
         n_modes: int = 3
         n_bins: int = 64
@@ -84,6 +83,7 @@ class Fields(Instrument):
         chosen, window = self.options, corpus.window
         self.morlet = Morlet(tuple(chosen.scales) or default_scales(window), self._n_lags(), omega0=chosen.omega0)
         self.n_heads = view.n_heads if chosen.heads == "each" else 0
+        self.sites = frozenset({"attention"} if self.n_heads else {"attention", "attn_mean"})
         self.snapshots, self.storage = self._storage()
         n = len(self.snapshots)
         counts = {2**k for k in range(3, n.bit_length()) if 2**k < n} | {n, min(n, max(chosen.n_null, 8))}
@@ -141,8 +141,12 @@ class Fields(Instrument):
         rows = np.flatnonzero(np.isin(windows, self.snapshots))
         if not len(rows):
             return
-        attention = sites.attention if len(rows) == len(windows) else sites.attention.of_rows(rows)
-        self.layers[layer].observe(field_maps(attention, self.n_heads), windows[rows])
+        if self.n_heads:
+            attention = sites.attention if len(rows) == len(windows) else sites.attention.of_rows(rows)
+            maps = maps_of_heads(attention)
+        else:
+            maps = sites.attention.mean_probs[None, rows]
+        self.layers[layer].observe(maps, windows[rows])
 
     def kept_bytes(self) -> int:
         """Snapshots kept in memory, and those of one field in float64, twice, while it is read."""
