@@ -24,7 +24,7 @@ from rheoscope.instruments.instrument import Instrument
 from rheoscope.instruments.loss import Loss
 from rheoscope.instruments.memory import estimate, fitting
 from rheoscope.instruments.routing.routing import Routing
-from rheoscope.instruments.scale import Passes, Scale, digest_of, key_of
+from rheoscope.instruments.scale import Scale, SharedPasses, digest_of, key_of
 from rheoscope.instruments.sinks.sinks import SinkReadings
 from rheoscope.instruments.steering.steering import Steering
 from rheoscope.models.placement import stored
@@ -73,7 +73,7 @@ def measure(
     key = key_of(view, corpus, config, weights=weights, processes=scale.processes.size)
     if (finished := scale.finished(key)) is not None:
         return finished
-    passes = Passes(view, size, scale, scale.opened(view, key), progress)
+    passes = SharedPasses(view, size, scale, scale.opened(view, key), progress)
     passes(corpus, list(active.values()), task="measure")
     chance = untrained_readings(view, corpus, active, passes, seed) if nulls else {}
     datasets = {}

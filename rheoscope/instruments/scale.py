@@ -89,7 +89,7 @@ class Scale:
         return partial
 
 
-class Passes:
+class SharedPasses:
     """The forward passes of one measurement, in order: each shared out, kept, resumed and merged."""
 
     def __init__(self, view: ModelView, batch_size: int, scale: Scale, partial: Partial | None, progress: Progress):

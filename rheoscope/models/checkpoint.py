@@ -140,12 +140,3 @@ def _has_no_place(model: PreTrainedModel, key: str) -> bool:
     starts = {part for name in lists for part in (name, name.removeprefix(f"{model.base_model_prefix}."))}
     inside = any(re.match(rf"{re.escape(start)}\.\d+\.", key) for start in starts)
     return inside and not BUFFERS.search(key)
-
-
-def refuse_non_finite(ref: str, model: PreTrainedModel) -> None:
-    """Raise RheoscopeError naming a weight that is NaN or infinite."""
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not parameter.is_meta and not bool(parameter.isfinite().all()):
-            raise RheoscopeError(
-                f"model {ref} has NaN or infinite numbers in {name} and cannot be measured: fetch or save it again"
-            )

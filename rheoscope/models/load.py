@@ -28,11 +28,11 @@ from rheoscope.models.checkpoint import (
     first_line,
     model_class,
     refuse_incomplete,
-    refuse_non_finite,
     refuse_pickled,
 )
 from rheoscope.models.claims import own_numbers, refuse_changed, refuse_claims, refuse_index, stamp, weight_files
 from rheoscope.models.gguf_file import correct_positions
+from rheoscope.models.placement import refuse_non_finite
 from rheoscope.models.view import ModelView, refuse_config
 
 BUILTIN = "builtin:"

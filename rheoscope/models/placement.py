@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rheoscope.errors import Refused
+from rheoscope.errors import Refused, RheoscopeError
 from rheoscope.models.checkpoint import first_line
 
 
@@ -102,6 +102,15 @@ def stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         path, _, last = name.rpartition(".")
         whole = _fetched(model.get_submodule(path), last) if parameter.is_meta else parameter
         yield from _flat(name, whole)
+
+
+def refuse_non_finite(ref: str, model: nn.Module) -> None:
+    """Raise RheoscopeError naming a weight that is NaN or infinite, wherever it is kept."""
+    for name, tensor in stored(model):
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise RheoscopeError(
+                f"model {ref} has NaN or infinite numbers in {name} and cannot be measured: fetch or save it again"
+            )
 
 
 def _flat(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -125,9 +125,10 @@ def test_a_bias_that_the_configuration_does_not_know_of_is_not_dropped(folder):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_numbers_that_are_none_are_named(folder, bad):
+@pytest.mark.parametrize("device", ["cpu", "disk"])
+def test_numbers_that_are_none_are_named(folder, bad, device):
     with_tensors(folder, lambda t: t["model.layers.1.mlp.up_proj.weight"][3].fill_(bad))
-    said = refusal(folder)
+    said = refusal(folder, device=device)
     assert "has NaN or infinite numbers in model.layers.1.mlp.up_proj.weight" in said
     assert said.endswith("fetch or save it again")
 
