@@ -11,12 +11,13 @@ import numpy as np
 import xarray as xr
 
 from rheoscope.errors import RheoscopeError
-from rheoscope.tables import REDUCTIONS
+from rheoscope.tables import REDUCTIONS, siblings
 
 SMALL = 2**20  # bytes; an array up to this size may claim to be anything
 DEFLATION = 1040  # zlib makes nothing smaller than by a factor of 1032
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 WORDS = ("units", "long_name", "description", "equation", "source", "summary")
+NUMBERS = "fiub"  # kinds of dtype
 MAPPINGS = ("model", "text", "config", "versions")
 
 
@@ -70,17 +71,31 @@ def refuse_foreign(path: Path, tree: xr.DataTree, provenance: object) -> None:
     for key in MAPPINGS:
         if not isinstance(provenance.get(key, {}), Mapping):
             raise RheoscopeError(f"{path}: its provenance holds no mapping under {key!r}; measure again.")
-    for name, dataset in tree.children.items():
-        for variable in dataset.to_dataset().variables.values():
+    for name, group in tree.children.items():
+        dataset = group.to_dataset()
+        _refuse_no_number(f"{path}: {name}", dataset.attrs.get("n", 0))
+        for variable in dataset.variables.values():
             _refuse_foreign_attributes(f"{path}: {name}", variable)
+        _refuse_foreign_siblings(f"{path}: {name}", dataset)
 
 
 def _refuse_foreign_attributes(where: str, variable: xr.Variable) -> None:
     for key in WORDS:
         if not isinstance(variable.attrs.get(key, ""), str):
             raise RheoscopeError(f"{where} has an array whose {key} is no text; the file is damaged: measure again.")
-    how, n = variable.attrs.get("summary", ""), variable.attrs.get("n", 0)
-    if how and (how not in REDUCTIONS or variable.dtype.kind not in "fiub"):
+    how = variable.attrs.get("summary", "")
+    if how and (how not in REDUCTIONS or variable.dtype.kind not in NUMBERS):
         raise RheoscopeError(f"{where} has an array to be summed up by {how!r}; the file is damaged: measure again.")
+    _refuse_no_number(where, variable.attrs.get("n", 0))
+
+
+def _refuse_foreign_siblings(where: str, dataset: xr.Dataset) -> None:
+    """What stands beside a number is its error or a null, and a number too."""
+    for name, beside in siblings(dataset).items():
+        if dataset[name].dtype.kind in NUMBERS and any(other.dtype.kind not in NUMBERS for other in beside.values()):
+            raise RheoscopeError(f"{where} has {name} with an error or null that is no number; measure again.")
+
+
+def _refuse_no_number(where: str, n: object) -> None:
     if np.ndim(n) or not np.issubdtype(np.asarray(n).dtype, np.number):
         raise RheoscopeError(f"{where} has an array whose n is no number; the file is damaged: measure again.")

@@ -130,5 +130,6 @@ def _reading(value: xr.DataArray, beside: dict[str, xr.DataArray], instrument: s
 
 def _reduced(values: xr.DataArray, how: str) -> float:
     """NaN entries are places where the quantity is not defined and are left out; NaN where it is defined nowhere."""
-    defined = values.values[~np.isnan(values.values)]
+    numbers = values.values.astype(np.float64)
+    defined = numbers[~np.isnan(numbers)]
     return float(REDUCTIONS["value" if values.size == 1 else how](defined)) if defined.size else float("nan")

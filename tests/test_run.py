@@ -17,6 +17,7 @@ from small_run import small_run
 from rheoscope import storage
 from rheoscope.errors import RheoscopeError
 from rheoscope.run import Run
+from rheoscope.tables import readings
 
 
 def assert_equal_runs(first: Run, second: Run) -> None:
@@ -234,3 +235,30 @@ def test_what_netcdf_cannot_hold_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(RheoscopeError, match="could not be written"):
         Run.of({"routing": dataset}, {}).save(tmp_path / "run.nc")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.attrs.update(n=np.zeros(0)), "an array whose n is no number"),
+        (lambda data: data.attrs.update(n="many"), "an array whose n is no number"),
+        (lambda data: data["share"].attrs.update(n="many"), "an array whose n is no number"),
+        (lambda data: data["share"].attrs.update(summary="most"), "summed up by 'most'"),
+        (lambda data: data["share"].attrs.update(units=3), "units is no text"),
+        (lambda data: data.update({"share_null": ("head", ["a", "b"])}), "share with an error or null that is no"),
+        (lambda data: data.update({"share_se": ("head", ["a", "b"])}), "share with an error or null that is no"),
+    ],
+)
+def test_what_no_measurement_writes_is_refused(tmp_path, change, message):
+    data = xr.Dataset({"share": ("head", [0.25, 0.5], {"summary": "median"})}, attrs={"n": 2})
+    change(data)
+    Run.of({"routing": data}, {"seed": 0}).save(tmp_path / "a.nc")
+    with pytest.raises(RheoscopeError, match=message):
+        Run.load(tmp_path / "a.nc")
+
+
+def test_a_share_of_truth_values_can_be_summed_up(tmp_path):
+    data = xr.Dataset({"holds": ("head", [True, False, True], {"summary": "median"})})
+    Run.of({"routing": data}, {"seed": 0}).save(tmp_path / "a.nc")
+    (reading,) = readings(Run.load(tmp_path / "a.nc")["routing"], "routing")
+    assert (reading.value, reading.low, reading.high) == (1.0, pytest.approx(0.2), 1.0)
