@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--instruments", default="loss,routing")
+    parser.add_argument("--no-nulls", action="store_true")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--memory-windows", type=int, nargs="*", default=[16, 160])
     parser.add_argument("--peak-of", choices=["plain", "measure"], help=argparse.SUPPRESS)
@@ -53,20 +54,22 @@ def main() -> None:
 def times(arguments: argparse.Namespace) -> None:
     """Plain and measured in turn; the ratio of each pair."""
     view, corpus = opened(arguments, arguments.windows)
-    names = arguments.instruments.split(",")
     few = corpus.of_windows(slice(0, arguments.batch))  # warm-up of both, imports included
     plain(view, few, arguments.batch)
-    shallow = [name for name in names if name in ("loss", "routing", "steering")]  # fields need more windows
+    shallow = [
+        name for name in arguments.instruments.split(",") if name in ("loss", "routing", "steering")
+    ]  # fields need more windows
     rheoscope.measure(view, few, instruments=shallow or None, batch_size=arguments.batch, nulls=False)
     ratios = []
     for _ in range(arguments.repeats):
         without = timed(lambda: plain(view, corpus, arguments.batch))
-        with_all = timed(lambda: rheoscope.measure(view, corpus, instruments=names, batch_size=arguments.batch))
+        with_all = timed(lambda: measured(view, corpus, arguments))
         ratios.append([after / before for before, after in zip(without, with_all, strict=True)])
         for clock, before, after in zip(("wall", "processor"), without, with_all, strict=True):
             print(f"{corpus.n_windows} x {corpus.window}: plain {before:.1f} s, measure {after:.1f} s ({clock})")
     wall, processor = (statistics.median(column) for column in zip(*ratios, strict=True))
-    print(f"measure ({arguments.instruments}) / plain = {wall:.2f}, of processor time {processor:.2f}")
+    nulls = "without nulls" if arguments.no_nulls else "with nulls"
+    print(f"measure ({arguments.instruments}; {nulls}) / plain = {wall:.2f}, of processor time {processor:.2f}")
 
 
 def memory(arguments: argparse.Namespace) -> None:
@@ -78,6 +81,7 @@ def memory(arguments: argparse.Namespace) -> None:
             for name in ("text", "split", "window", "batch", "instruments"):
                 command += [f"--{name}", str(getattr(arguments, name))]
             command += ["--model", arguments.model] if arguments.model else []
+            command += ["--no-nulls"] if arguments.no_nulls else []
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             peaks[case] = json.loads(done.stdout.splitlines()[-1])
         over = peaks["measure"] - peaks["plain"]
@@ -90,8 +94,7 @@ def peak_of(arguments: argparse.Namespace) -> float:
     if arguments.peak_of == "plain":
         plain(view, corpus, arguments.batch)
     else:
-        names = arguments.instruments.split(",")
-        rheoscope.measure(view, corpus, instruments=names, batch_size=arguments.batch)
+        measured(view, corpus, arguments)
     return peak_mb()
 
 
@@ -131,6 +134,12 @@ def plain(view: ModelView, corpus: Corpus, batch: int) -> None:
     """Forward passes of the untouched model, logits included."""
     for windows in batches(corpus, batch):
         view.model(input_ids=windows.tokens, use_cache=False)
+
+
+def measured(view: ModelView, corpus: Corpus, arguments: argparse.Namespace) -> None:
+    """What is measured."""
+    names, nulls = arguments.instruments.split(","), not arguments.no_nulls
+    rheoscope.measure(view, corpus, instruments=names, batch_size=arguments.batch, nulls=nulls)
 
 
 def timed(work) -> tuple[float, float]:
