@@ -56,9 +56,8 @@ def times(arguments: argparse.Namespace) -> None:
     view, corpus = opened(arguments, arguments.windows)
     few = corpus.of_windows(slice(0, arguments.batch))  # warm-up of both, imports included
     plain(view, few, arguments.batch)
-    shallow = [
-        name for name in arguments.instruments.split(",") if name in ("loss", "routing", "steering")
-    ]  # fields need more windows
+    names = arguments.instruments.split(",")
+    shallow = [name for name in names if name in ("loss", "routing", "steering")]  # fields need more windows
     rheoscope.measure(view, few, instruments=shallow or None, batch_size=arguments.batch, nulls=False)
     ratios = []
     for _ in range(arguments.repeats):
