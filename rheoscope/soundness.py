@@ -84,7 +84,8 @@ def _refuse_foreign_attributes(where: str, variable: xr.Variable) -> None:
         if not isinstance(variable.attrs.get(key, ""), str):
             raise RheoscopeError(f"{where} has an array whose {key} is no text; the file is damaged: measure again.")
     how = variable.attrs.get("summary", "")
-    if how and (how not in REDUCTIONS or variable.dtype.kind not in NUMBERS):
+    several = how == "value" and variable.size > 1
+    if how and (how not in REDUCTIONS or variable.dtype.kind not in NUMBERS or several):
         raise RheoscopeError(f"{where} has an array to be summed up by {how!r}; the file is damaged: measure again.")
     _refuse_no_number(where, variable.attrs.get("n", 0))
 

@@ -244,6 +244,7 @@ def test_what_netcdf_cannot_hold_is_refused_in_one_sentence(tmp_path):
         (lambda data: data.attrs.update(n="many"), "an array whose n is no number"),
         (lambda data: data["share"].attrs.update(n="many"), "an array whose n is no number"),
         (lambda data: data["share"].attrs.update(summary="most"), "summed up by 'most'"),
+        (lambda data: data["share"].attrs.update(summary="value"), "summed up by 'value'"),
         (lambda data: data["share"].attrs.update(units=3), "units is no text"),
         (lambda data: data.update({"share_null": ("head", ["a", "b"])}), "share with an error or null that is no"),
         (lambda data: data.update({"share_se": ("head", ["a", "b"])}), "share with an error or null that is no"),
