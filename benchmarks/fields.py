@@ -66,7 +66,9 @@ def pod(_: argparse.Namespace) -> None:
         X = packed.double()
         X -= X.mean(0)
         X *= torch.from_numpy(entries.kept)
-        return spectrum(lag_grams(X, entries.bounds.tolist(), torch.from_numpy(weights)), N).eigenvalues.numpy()
+        return spectrum(
+            lag_grams(X, entries.bounds.tolist(), torch.from_numpy(weights)).windowed, N
+        ).eigenvalues.numpy()
 
     kept = packed[:, torch.from_numpy(entries.kept)].double().numpy()
     windowed = [kept * weight[entries.lag[entries.kept]] for weight in weights]

@@ -57,7 +57,7 @@ def windowed(fields, weights):
 def test_eigenvalues_and_subspaces_are_those_of_scikit_learn_on_the_same_windowed_snapshots(kind, dtype, close):
     fields = maps(dtype=dtype)
     X, weights = centred(fields), windows(kind)
-    found = spectrum(lag_grams(X, ENTRIES.bounds.tolist(), weights), len(X))
+    found = spectrum(lag_grams(X, ENTRIES.bounds.tolist(), weights).windowed, len(X))
     exact = maps()
     for band in range(len(BANDS)):
         pca = PCA(svd_solver="full").fit(windowed(exact, weights[band]))
@@ -75,7 +75,7 @@ def test_eigenvalues_and_subspaces_are_those_of_scikit_learn_on_the_same_windowe
 
 def test_modes_are_orthonormal_with_their_largest_entry_positive():
     X, weights = centred(maps()), windows()
-    found = spectrum(lag_grams(X, ENTRIES.bounds.tolist(), weights[:1]), 17)
+    found = spectrum(lag_grams(X, ENTRIES.bounds.tolist(), weights[:1]).windowed, 17)
     by_entry = weights[0][torch.from_numpy(ENTRIES.lag)]
     phi = modes(X, type(found)(*(part[0] for part in found)), 17, window=by_entry, n_modes=6).phi
     np.testing.assert_allclose((phi @ phi.T).numpy(), np.eye(6), atol=1e-10)
@@ -218,7 +218,7 @@ def test_a_band_window_passes_its_own_lag_and_a_low_pass_the_diagonal():
 
 def test_windows_of_different_scales_give_different_fields_of_a_causal_map():
     X = centred(maps())
-    found = spectrum(lag_grams(X, ENTRIES.bounds.tolist(), windows("low_pass")), 17).eigenvalues
+    found = spectrum(lag_grams(X, ENTRIES.bounds.tolist(), windows("low_pass")).windowed, 17).eigenvalues
     assert found[0].sum() < 0.97 * found[1].sum() < 0.95 * found[2].sum()
     off_diagonal = ENTRIES.lag > 0
     assert X[:, torch.from_numpy(off_diagonal)].square().sum() > 0.5 * X.square().sum()
@@ -248,7 +248,7 @@ def test_a_centred_gram_is_the_gram_of_centred_rows(seed, members):
 
 def test_coefficients_and_modes_make_the_windowed_snapshots_again():
     X, weights = centred(maps()), windows()
-    found = spectrum(lag_grams(X, ENTRIES.bounds.tolist(), weights[:1]), 17)
+    found = spectrum(lag_grams(X, ENTRIES.bounds.tolist(), weights[:1]).windowed, 17)
     by_entry = weights[0][torch.from_numpy(ENTRIES.lag)]
     phi, coefficients = modes(X, type(found)(*(part[0] for part in found)), 17, window=by_entry, n_modes=16)
     np.testing.assert_allclose((coefficients @ phi).numpy(), (X * by_entry).numpy(), atol=1e-10)

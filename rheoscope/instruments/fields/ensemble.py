@@ -27,7 +27,6 @@ from rheoscope.instruments.fields.pod import (
 from rheoscope.instruments.fields.snapshots import Ensemble
 from rheoscope.stats.estimates import quotient, ratio_of_sums
 
-TOGETHER = 4096  # entries of all rows that are squared at a time, and stay in the cache
 GROUPS = 8  # of documents, left out one at a time for standard errors
 MOST_SUBSETS = 4  # of snapshots that share the work of one count in the curve H*(N)
 LIMITED = 0.6  # of the number of snapshots: above, H* is bounded by them
@@ -56,7 +55,7 @@ def ensemble_readings(
     weights = design.weights(entries)
     readings = intensities(ensemble, entries)
     X, dropped = _kept_and_dropped(ensemble.rows, entries)
-    grams = lag_grams(X, entries.bounds.tolist(), torch.from_numpy(weights))
+    grams, energies = lag_grams(X, entries.bounds.tolist(), torch.from_numpy(weights))
     found = spectrum(grams, ensemble.n)
     kept = entries.kept
     discarded = weights**2 @ entries.by_lag(ensemble.discarded * kept) / ensemble.n
@@ -75,7 +74,7 @@ def ensemble_readings(
     readings |= mode_readings(X, found, ensemble.n, entries, design)
     if units is None:
         del readings["coefficients"]  # its rows are directions, not snapshots
-    readings |= intensity_errors(X, ensemble.mean * kept, entries, units)
+    readings |= intensity_errors(X, energies, ensemble.mean * kept, entries, units)
     readings |= _resampled(grams, ensemble, design, floor, units)
     return readings
 
@@ -87,16 +86,18 @@ def chance_readings(
     readings = intensities(ensemble, entries)
     X, _ = _kept_and_dropped(ensemble.rows, entries)
     weights = design.weights(entries)
-    grams = lag_grams(X, entries.bounds.tolist(), torch.from_numpy(weights))
+    grams, energies = lag_grams(X, entries.bounds.tolist(), torch.from_numpy(weights))
     floor = CONSTANT * (weights**2 @ entries.by_lag(ensemble.mean**2 * entries.kept))
-    readings |= intensity_errors(X, ensemble.mean * entries.kept, entries, units)
+    readings |= intensity_errors(X, energies, ensemble.mean * entries.kept, entries, units)
     return readings | {"h_star_by_count": _by_count(grams, design, floor, 0 if units is None else len(units))}
 
 
 def intensities(ensemble: Ensemble, entries: Entries) -> Readings:
     """Σ_s ‖u_s‖² / Σ_s ‖A_s‖² of the field, by lag, and of the whole map; shares of what is taken out of the field."""
-    parts = ensemble.rows.split(TOGETHER, 1)  # a square of all rows at once would double the memory
-    variance = torch.cat([part.square().sum(0) for part in parts]).numpy() + ensemble.discarded
+    squares = torch.zeros(len(ensemble.mean), dtype=torch.float64)
+    for row in ensemble.rows:
+        squares.addcmul_(row, row)  # no second copy of the rows, nor of a part: memory is slower than arithmetic
+    variance = squares.numpy() + ensemble.discarded
     energy = variance + ensemble.n * ensemble.mean**2
     kept = entries.kept
     return {
@@ -111,18 +112,17 @@ def intensities(ensemble: Ensemble, entries: Entries) -> Readings:
 
 def intensity_errors(
     X: Float64[Tensor, "row entry"],
+    energies: Float64[Tensor, "lag row"],
     mean: Float64[np.ndarray, " entry"],
     entries: Entries,
     units: Int64[np.ndarray, " row"] | None,
 ) -> Readings:
-    """Standard errors of both intensities over documents."""
+    """Standard errors of both intensities over documents; `energies` are those of X by lag."""
     if units is None:
         return {"intensity_se": np.array(np.nan), "intensity_by_lag_se": np.full(len(entries.lags), np.nan)}
-    shared, parts = torch.from_numpy(mean), []
-    for begin, end in zip(entries.bounds[:-1], entries.bounds[1:], strict=True):  # lag by lag: small pieces stay cached
-        u, of_mean = X[:, begin:end], shared[begin:end]
-        parts.append(torch.stack([u.square().sum(1), 2 * (u @ of_mean) + of_mean @ of_mean]))
-    variance, rest = torch.stack(parts, -1).numpy()
+    shared, spans = torch.from_numpy(mean), zip(entries.bounds[:-1], entries.bounds[1:], strict=True)
+    across = torch.stack([X[:, begin:end] @ shared[begin:end] for begin, end in spans], 1).numpy()
+    variance, rest = energies.T.numpy(), 2 * across + entries.by_lag(mean**2)
     _, place = np.unique(units, return_inverse=True)
     sums = np.zeros((2, place.max() + 1, len(entries.lags)))
     for total, part in zip(sums, (variance, variance + rest), strict=True):

@@ -40,6 +40,7 @@ class Entries:
         self.lag = self.query - self.key
         self.lags, counts = np.unique(self.lag, return_counts=True)
         self.bounds = np.concatenate([[0], np.cumsum(counts)])
+        self._placed: dict[bytes, tuple[Tensor, Tensor]] = {}  # by rows, where their entries are
         self._binned: dict[int, sparse.csr_array] = {}  # by number of bins a side, which entries make up each
 
     def __len__(self) -> int:
@@ -74,18 +75,23 @@ class Entries:
         """Sums over the entries of every lag."""
         return np.add.reduceat(values, self.bounds[:-1], axis=-1)
 
-    def rows(self, values: Float[Tensor, "*batch entry"]) -> Float[Tensor, "*batch query lag"]:
-        """Every row of the maps as a function of lag; 0 where the row has no entry in the field."""
-        out = values.new_zeros(*values.shape[:-1], self.window * len(self.lags))
-        chosen, place = self._places
+    def rows(
+        self, values: Float[Tensor, "*batch entry"], queries: Int64[np.ndarray, " row"] | None = None
+    ) -> Float[Tensor, "*batch row lag"]:
+        """The rows of some queries, or of all, as functions of lag; 0 where a row has no entry in the field."""
+        queries = np.arange(self.window) if queries is None else queries
+        chosen, place = self._places(queries.tobytes())
+        out = values.new_zeros(*values.shape[:-1], len(queries) * len(self.lags))
         out[..., place] = values[..., chosen]
-        return out.unflatten(-1, (self.window, len(self.lags)))
+        return out.unflatten(-1, (len(queries), len(self.lags)))
 
-    @cached_property
-    def _places(self) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " kept"]]:
-        """Of every entry of the field: its number, and its place among the rows by lag."""
-        place = self.query * len(self.lags) + self.lag - self.lags[0]
-        return tuple(torch.from_numpy(part[self.kept]) for part in (np.arange(len(self)), place))
+    def _places(self, queries: bytes) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " kept"]]:
+        """Of every entry of some rows of the field: its number, and its place among the rows by lag."""
+        if queries not in self._placed:
+            own = [self.of_row(query) for query in np.frombuffer(queries, np.int64).tolist()]
+            lags = [self.lag[row] - self.lags[0] + number * len(self.lags) for number, row in enumerate(own)]
+            self._placed[queries] = tuple(torch.from_numpy(np.concatenate(part)) for part in (own, lags))
+        return self._placed[queries]
 
     @cached_property
     def support(self) -> Int64[np.ndarray, "query 2"]:

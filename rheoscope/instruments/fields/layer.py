@@ -56,7 +56,7 @@ class Plan:
         n, entries = self.entries.window, self.entries
         visible = np.minimum(np.arange(n) + 1, entries.width) if entries.causal else np.full(n, n)
         packed = torch.from_numpy(1.0 / visible[entries.query])
-        by_lag, _ = self.row_energies(entries.rows(packed[None])[:, self.rows])
+        by_lag, _ = self.row_energies(entries.rows(packed[None], self.rows))
         return quotient(by_lag[0].sum(1), self.row_energies.count_by_lag.sum(1))
 
     def empty(self) -> Snapshots:
@@ -112,7 +112,7 @@ class Layer:
         if not len(chosen):
             return
         energies = self.plan.row_energies
-        by_lag, by_row = energies(self.entries.rows(packed[torch.from_numpy(chosen)].cpu())[:, self.plan.rows])
+        by_lag, by_row = energies(self.entries.rows(packed[torch.from_numpy(chosen)].cpu(), self.plan.rows))
         count = np.broadcast_to(energies.count_by_lag.sum(1), by_lag.shape[:2])
         self.scale_energy.update(units[chosen], by_lag.sum(2), count)
         self.by_lag += by_lag.sum(0)

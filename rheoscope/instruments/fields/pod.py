@@ -35,16 +35,25 @@ def lag_window(kind: str, scale: float, lags: Int64[np.ndarray, " lag"]) -> Floa
     return np.exp(-(distance**2) / (2 * scale**2))
 
 
+class LagGrams(NamedTuple):
+    """Gram matrices of the windowed field, Σ_τ w(τ)² X_τ X_τᵀ, and the energy ‖X_τ‖² of every snapshot at every lag."""
+
+    windowed: Float64[Tensor, "window snapshot snapshot"]
+    energies: Float64[Tensor, "lag snapshot"]
+
+
 def lag_grams(
     X: Float64[Tensor, "snapshot entry"], bounds: Sequence[int], weights: Float64[Tensor, "window lag"]
-) -> Float64[Tensor, "window snapshot snapshot"]:
-    """Gram matrices of the windowed field, Σ_τ w(τ)² X_τ X_τᵀ, where X_τ are the entries bounds[τ]:bounds[τ + 1]."""
-    grams = X.new_zeros(len(weights), len(X), len(X))
+) -> LagGrams:
+    """Grams of a field under every window, where X_τ are the entries bounds[τ]:bounds[τ + 1]."""
+    found = LagGrams(X.new_zeros(len(weights), len(X), len(X)), X.new_zeros(weights.shape[1], len(X)))
     for lag, squares in enumerate(weights.T.square()):
         part = X[:, bounds[lag] : bounds[lag + 1]]
         if part.shape[1]:
-            grams.add_((part @ part.T) * squares[:, None, None])
-    return grams
+            gram = part @ part.T
+            found.windowed.add_(gram * squares[:, None, None])
+            found.energies[lag] = gram.diagonal()
+    return found
 
 
 class Spectrum(NamedTuple):
