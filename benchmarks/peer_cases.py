@@ -20,7 +20,7 @@ from rheoscope.instruments.steering.steering import Steering
 
 Work = Callable[[Corpus, int, int], tuple[dict[str, list], dict[str, float]]]
 Clock = Callable[[], float]
-STRIDE = 4  # the defect is read on every 4th position, as `measure` does
+STRIDE = Steering.Options().defect_stride  # positions apart at which the defect is read
 ACTIVATIONS = (
     "hook_resid_pre",
     "hook_attn_out",

@@ -6,7 +6,7 @@
 Questions: the loss; shares of routing, diagonal and gauge part of the scores of every head; ranks (k90, k95, k99,
 entropy, participation) of S, of S without its gauge part, of F and of M, and the stability of M; masses of sink, first
 key, diagonal and previous token, switches and value ratio; deficits, radial shares, lengths, turns and diversities; the
-defect of running in parallel, which takes an evaluation of the FFN on every 4th position.
+defect of running in parallel, which takes an evaluation of the FFN on every 16th position.
 
     plain            forward passes of the model with SDPA, logits included: no question answered
     rheoscope        `measure` of loss, routing, steering and sinks, spectra of every window, no nulls; it reads weights
