@@ -37,7 +37,7 @@ def test_every_site_is_seen_once_per_layer_in_order_and_in_its_shape(name):
     view = view_of(name)
     tokens = tokens_of(view)
     seen = []
-    sites = [*sites_of(view), "call", "attention"]
+    sites = [*sites_of(view), "call", "attn_mean", "attention"]
     outputs(view, tokens, {site: lambda layer, x, site=site: seen.append((layer, site, x)) for site in sites})
     batch, length = tokens.shape
     stream = (batch, length, view.d_model)
@@ -49,6 +49,7 @@ def test_every_site_is_seen_once_per_layer_in_order_and_in_its_shape(name):
         "z": (*heads, view.d_value),
         "attn_scores": (*heads, length),
         "attn_probs": (*heads, length),
+        "attn_mean": (batch, length, length),
     }
     assert {site for _, site, _ in seen} == set(sites)
     assert [layer for layer, *_ in seen] == sorted(layer for layer, *_ in seen)

@@ -31,6 +31,7 @@ from rheoscope.models.view import ModelView
 from rheoscope.stats import OWN, RatioOfSums
 
 EPSILON = 1e-6  # added to ‖Φ(x)‖ in the defect, so that a field of 0 has the defect 0
+FEWEST_POSITIONS = 8  # of a window, at which the defect is read where windows are short
 TOP_POSITIONS = 512  # of a window, about, at which the largest weights are looked for: longer ones are read in steps
 TOKEN_READINGS = (
     "angular_deficit",
@@ -62,7 +63,8 @@ class Steering(Instrument):
 
     @dataclass(frozen=True)
     class Options:
-        """defect_stride: the defect is read on every so-manieth position; 0: not at all, as inside an edit of the FFN.
+        """defect_stride: the defect is read on every so-manieth position, and on 8 of a window at least; 0: not at all, as
+        inside an edit of the FFN.
 
         n_first_order: windows for the derivative of the FFN, on the same positions. n_top_k: windows for the mixture
         of the `top_k` largest attention weights. n_null: windows given to the untrained null, at least. 0: not at all.
@@ -146,7 +148,7 @@ class Steering(Instrument):
         self, layer: int, x: Tensor, A: Tensor, F: Tensor, counted: list[Tensor], windows: Int[np.ndarray, " window"]
     ) -> None:
         """How far the FFN's answer to x + A is from its answer to x, on the sampled positions."""
-        every = slice(None, None, self.options.defect_stride)
+        every = slice(None, None, min(self.options.defect_stride, max(1, self.corpus.window // FEWEST_POSITIONS)))
         x, A, F, counted = x[:, every], A[:, every], F[:, every], [scope[:, every] for scope in counted]
         units = self.corpus.units[windows]
         alone = F if self.parallel else exact(ffn_field(self.view, layer, x))  # a parallel block reads x as it is
