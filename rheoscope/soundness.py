@@ -18,6 +18,7 @@ DEFLATION = 1040  # zlib makes nothing smaller than by a factor of 1032
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 WORDS = ("units", "long_name", "description", "equation", "source", "summary")
 NUMBERS = "fiub"  # kinds of dtype
+KINDS = NUMBERS + "cOUS"
 MAPPINGS = ("model", "text", "config", "versions")
 
 
@@ -80,6 +81,8 @@ def refuse_foreign(path: Path, tree: xr.DataTree, provenance: object) -> None:
 
 
 def _refuse_foreign_attributes(where: str, variable: xr.Variable) -> None:
+    if variable.dtype.kind not in KINDS:
+        raise RheoscopeError(f"{where} has an array of {variable.dtype}, which no run has; measure again.")
     for key in WORDS:
         if not isinstance(variable.attrs.get(key, ""), str):
             raise RheoscopeError(f"{where} has an array whose {key} is no text; the file is damaged: measure again.")

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import xarray as xr
@@ -255,6 +256,15 @@ def test_what_no_measurement_writes_is_refused(tmp_path, change, message):
     change(data)
     Run.of({"routing": data}, {"seed": 0}).save(tmp_path / "a.nc")
     with pytest.raises(RheoscopeError, match=message):
+        Run.load(tmp_path / "a.nc")
+
+
+def test_an_array_of_records_is_refused(tmp_path):
+    Run.of({"routing": xr.Dataset({"share": ("head", [0.25, 0.5])})}, {"seed": 0}).save(tmp_path / "a.nc")
+    with h5py.File(tmp_path / "a.nc", "r+") as file:
+        del file["routing/share"]
+        file["routing"].create_dataset("share", data=np.zeros(2, [("a", "f4"), ("b", "S3")]))
+    with pytest.raises(RheoscopeError, match="which no run has"):
         Run.load(tmp_path / "a.nc")
 
 
