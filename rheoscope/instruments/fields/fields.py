@@ -83,9 +83,10 @@ class Fields(Instrument):
         chosen, window = self.options, corpus.window
         self.morlet = Morlet(tuple(chosen.scales) or default_scales(window), self._n_lags(), omega0=chosen.omega0)
         self.n_heads = view.n_heads if chosen.heads == "each" else 0
-        self.sites = frozenset({"attention"} if self.n_heads else {"attention", "attn_mean"})
         self.snapshots, self.storage = self._storage()
         n = len(self.snapshots)
+        with_z = n == corpus.n_windows and not self.n_heads  # else most maps would be made for nothing
+        self.sites = frozenset({"attention", "attn_mean"} if with_z else {"attention"})
         counts = {2**k for k in range(3, n.bit_length()) if 2**k < n} | {n, min(n, max(chosen.n_null, 8))}
         self.design = Design(
             bands=(*(tuple(chosen.bands) or default_bands(window)), np.inf) if chosen.window != "none" else (np.inf,),
@@ -141,11 +142,8 @@ class Fields(Instrument):
         rows = np.flatnonzero(np.isin(windows, self.snapshots))
         if not len(rows):
             return
-        if self.n_heads:
-            attention = sites.attention if len(rows) == len(windows) else sites.attention.of_rows(rows)
-            maps = maps_of_heads(attention)
-        else:
-            maps = sites.attention.mean_probs[None, rows]
+        attention = sites.attention if len(rows) == len(windows) else sites.attention.of_rows(rows)
+        maps = maps_of_heads(attention) if self.n_heads else attention.mean_probs[None]
         self.layers[layer].observe(maps, windows[rows])
 
     def kept_bytes(self) -> int:
