@@ -108,6 +108,8 @@ def main() -> None:
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if unknown := [name for name in chosen.readers if name not in READERS]:
+        parser.error(f"there is no reader {unknown[0]}; choose of {', '.join(READERS)}")
     if chosen.until:
         warnings.simplefilter("ignore")
         (name,) = chosen.readers
