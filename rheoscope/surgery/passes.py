@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,13 +13,13 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from rheoscope.corpus import Corpus
-from rheoscope.errors import RheoscopeError
 from rheoscope.instruments.engine import Progress, batch_size_for, silent
 from rheoscope.instruments.measure import weights_hash
 from rheoscope.models.view import ModelView
 from rheoscope.stats import Estimate
 from rheoscope.surgery.edits import Edit
 from rheoscope.surgery.effects import loss_change, window_losses
+from rheoscope.surgery.pass_file import add, passes_in
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,8 @@ class Passes:
         self.batch_size = self.batch_size or batch_size_for(self.view, self.corpus.window)
         model = f"{weights_hash(self.view)} {self.view.dtype} {self.view.device.type}"
         self._base = f"{model} {self.corpus.hash} {self.batch_size} {version('rheoscope')}"
-        if self.memory is not None and self.memory.exists():
-            self._known = _remembered(self.memory)
+        if self.memory is not None:
+            self._known = passes_in(self.memory)
 
     def losses(self, *edits: Edit, task: str = "") -> PassLosses:
         """The losses with these edits in place."""
@@ -90,25 +88,5 @@ class Passes:
         }
         self.n_run += 1
         if self.memory is not None:
-            with self.memory.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            add(self.memory, record)
         return record
-
-
-def _remembered(path: Path) -> dict[str, dict]:
-    """Passes in a file by key. A last line that was cut off when its writer was killed is left out and overwritten."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    known = {}
-    for number, line in enumerate(lines):
-        try:
-            record = json.loads(line)
-            known[record["key"]] = record
-        except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
-            if number < len(lines) - 1:
-                raise RheoscopeError(
-                    f"{path} was to go on with; its line {number + 1} is no pass: name another file, or delete it"
-                ) from error
-            path.write_text("".join(lines[:-1]), encoding="utf-8")
-    return known
