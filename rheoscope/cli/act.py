@@ -63,6 +63,8 @@ def ablate(
 ) -> None:
     """Take parts away (FFN, its radial or tangential part, attention) and print what each costs, paired by document."""
     refuse_output(out_file, overwrite=overwrite)
+    if memory is not None:
+        refuse_output(memory, overwrite=True)
     if calibrate and not scores:
         raise RheoscopeError("a calibration text given without --scores, the only part that is fitted: add --scores")
     from rheoscope.corpus import read

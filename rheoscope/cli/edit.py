@@ -24,6 +24,7 @@ from rheoscope.cli.inputs import (
     opened,
 )
 from rheoscope.errors import RheoscopeError
+from rheoscope.storage import refuse_output
 
 if TYPE_CHECKING:
     from rheoscope.surgery.apply import Outcome
@@ -74,10 +75,14 @@ def edit(
     if lora_rank is not None and not distill_minutes:
         raise RheoscopeError("--lora-rank given without a distillation: add --distill-minutes")
     refuse_folder(out_folder, overwrite=overwrite)
+    if memory is not None:
+        refuse_output(memory, overwrite=True)
     plan = Plan.load(plan_file)
     from rheoscope.surgery.apply import carried_out
-    from rheoscope.surgery.distill import Distillation
+    from rheoscope.surgery.distill import Distillation, refuse_memory
 
+    if memory is not None:
+        refuse_memory(memory)
     view, corpus = opened(
         model,
         text,

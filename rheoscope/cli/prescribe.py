@@ -48,6 +48,8 @@ def prescribe(
 ) -> None:
     """Choose what to cut: every candidate measured alone, the best taken together, random plans beside them."""
     refuse_output(out_file, overwrite=overwrite)
+    if memory is not None:
+        refuse_output(memory, overwrite=True)
     from rheoscope.run import Run
     from rheoscope.surgery.prescribe import prescribe as prescribed
     from rheoscope.surgery.texts import two_texts

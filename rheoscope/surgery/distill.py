@@ -171,6 +171,22 @@ def _key(view: ModelView, edited: EditedForCausalLM, text: Corpus, settings: Dis
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def refuse_memory(path: Path) -> None:
+    """Raise RheoscopeError for a file that keeps something else than a distillation, before there is one."""
+    if not path.exists():
+        return
+    try:
+        with safe_open(path, "pt") as file:
+            if "key" not in (file.metadata() or {}):
+                raise _unreadable(path)
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path) from error
+
+
+def _unreadable(path: Path) -> RheoscopeError:
+    return RheoscopeError(f"{path} keeps no distillation that can be read: name another file")
+
+
 @dataclass
 class _Training:
     """What is trained, by name, how, and how far it is. key: what a file that keeps it has to be of."""
@@ -217,4 +233,4 @@ class _Training:
                         }
                 self.steps = int(said["steps"])
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise RheoscopeError(f"{path} keeps no distillation that can be read: name another file") from error
+            raise _unreadable(path) from error

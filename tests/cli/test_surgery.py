@@ -162,3 +162,26 @@ def test_inputs_that_are_missing_or_in_the_way_end_in_one_sentence(command, runs
         assert sentence in outcome.err.splitlines()[-1], outcome
         assert "Traceback" not in outcome.err
         assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_memory_that_cannot_be_kept_is_refused_before_the_model_is_opened(command, runs, plan, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.bin").write_bytes(b"\xff\xfe\x00")
+    cases = {
+        "gone/memory": "cannot be written: there is no folder",
+        "folder": "cannot be written: it is a folder",
+        "notes.bin": "name another file",
+    }
+    before = sorted(tmp_path.rglob("*"))
+    for memory, sentence in cases.items():
+        for arguments in (
+            ("ablate", BUILT_IN, "--out", "a.nc"),
+            ("prescribe", runs / "a.nc", "--out", "p.yaml"),
+            ("edit", BUILT_IN, plan, "--distill-minutes", 1, "--out", "e"),
+        ):
+            outcome = command(*arguments, *QUICK, "--memory", memory)
+            assert outcome.code == 2, outcome
+            assert sentence in outcome.err.splitlines()[-1], outcome
+            assert (" layers, " in outcome.err) == (memory == "notes.bin" and arguments[0] != "edit")
+            assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "notes.bin").read_bytes() == b"\xff\xfe\x00"
