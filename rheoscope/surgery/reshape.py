@@ -44,7 +44,7 @@ def reshape(block: nn.Module, family: Family, change: LayerChange, config: objec
         _change_heads(block, family, change, config, name)
     if change.rank is not None:
         if not has_attention(block, family):
-            raise RheoscopeError(f"queries and keys of {name} asked to be narrower; no attention is left there")
+            raise Refused(f"queries and keys of {name} asked to be narrower; no attention is left there: leave it out")
         shrink(layout_of(block, family), config, change.rank, name)
     if change.linear is not None:
         linearise(block, family, change.linear, name)
@@ -65,7 +65,9 @@ def _change_heads(block: nn.Module, family: Family, change: LayerChange, config:
     if not has_attention(block, family):
         if change.no_attention:
             return
-        raise RheoscopeError(f"heads of {name} asked to be changed; an earlier edit has taken its attention away")
+        raise Refused(
+            f"heads of {name} asked to be changed; an earlier edit has taken its attention away: leave it out"
+        )
     layout = layout_of(block, family)
     gone = set(range(layout.n_heads)) if change.no_attention else change.gone
     kept = _kept_groups(layout, gone, name)
@@ -180,16 +182,21 @@ def _append_inputs(projection: nn.Module, added: Float[Tensor, "inputs outputs"]
 def linearise(block: nn.Module, family: Family, edit: Linearize, name: str) -> None:
     """Let the attention of a block mix by features."""
     if not has_attention(block, family):
-        raise RheoscopeError(f"{name} asked to be made linear; an earlier edit has taken its attention away")
+        raise Refused(f"{name} asked to be made linear; an earlier edit has taken its attention away: leave it out")
     attention = part(block, family.attn)
     if hasattr(attention, "mixing"):
-        raise RheoscopeError(f"{name} asked to be made linear; it is already")
+        raise Refused(f"{name} asked to be made linear; it is already: leave it out")
     attention.mixing = Mixing(edit.feature, scaled=edit.scaled)
+
+
+def is_parallel(block: nn.Module, family: Family) -> bool:
+    """Whether the feed-forward network of a block reads what attention reads, by its family or by an edit."""
+    return family.residual is Residual.PARALLEL or isinstance(block, ParallelBlock)
 
 
 def parallelise(block: nn.Module, family: Family, name: str) -> None:
     """Let the feed-forward network of a block read what attention reads."""
-    if family.residual is Residual.PARALLEL or isinstance(block, ParallelBlock):
+    if is_parallel(block, family):
         return
     if family.norm_ffn is None:
         raise Refused(

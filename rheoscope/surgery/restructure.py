@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 from rheoscope.errors import Refused, RheoscopeError
@@ -38,18 +39,16 @@ def restructured(view: ModelView, edits: Sequence[Edit]) -> EditedForCausalLM:
 
 def saving(view: ModelView, edit: Edit) -> int:
     """Parameters that the edit removes; negative where it adds some. Raises as `restructured` does."""
-    refuse_edits(view, [edit])
-    saved = 0
-    for layer, change in gathered([edit], view.n_layers).items():
-        block = _shape_of(view.blocks[layer])
-        before = _count(block)
-        reshape(block, view.family, change, view.config, f"layer {layer}")
-        saved += before - _count(block)
-    return saved
+    return _tried(view, [edit])
 
 
 def refuse_edits(view: ModelView, edits: Sequence[Edit]) -> None:
-    """Raise where the edits cannot be made on this model, before anything is copied."""
+    """Raise where the edits cannot be made on this model, before anything is copied or run."""
+    _tried(view, edits)
+
+
+def _tried(view: ModelView, edits: Sequence[Edit]) -> int:
+    """Parameters that the edits remove, found by making them on copies of the layers that hold no numbers."""
     if not edits:
         raise RheoscopeError("a model asked to be restructured by no edits: give at least one")
     if view.family is None:
@@ -62,7 +61,13 @@ def refuse_edits(view: ModelView, edits: Sequence[Edit]) -> None:
         edit.taps(view)
         if isinstance(edit, Linearize):
             _refuse_linear(view, edit)
-    gathered(edits, view.n_layers)
+    saved = 0
+    for layer, change in gathered(edits, view.n_layers).items():
+        block = _shape_of(view.blocks[layer])
+        before = _count(block)
+        reshape(block, view.family, change, view.config, f"layer {layer}")
+        saved += before - _count(block)
+    return saved
 
 
 def _refuse_linear(view: ModelView, edit: Linearize) -> None:
@@ -88,8 +93,10 @@ def _refuse_linear(view: ModelView, edit: Linearize) -> None:
 
 def _shape_of(block: nn.Module) -> nn.Module:
     """A copy of a block without its numbers."""
-    empty = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in block.parameters()}
-    return copy.deepcopy(block, empty)
+    empty: dict[int, torch.Tensor] = {
+        id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in block.parameters()
+    }
+    return copy.deepcopy(block, empty | {id(buffer): buffer.to("meta") for buffer in block.buffers()})
 
 
 def _count(block: nn.Module) -> int:
