@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float64
@@ -15,7 +15,8 @@ from rheoscope.surgery.edits import Edit
 from rheoscope.surgery.edits_linear import Linearize
 from rheoscope.surgery.edits_sinks import DropHeads
 from rheoscope.surgery.edits_structure import Parallelize, ShrinkHeads
-from rheoscope.surgery.restructure import refuse_edits
+from rheoscope.surgery.reshape import is_parallel
+from rheoscope.surgery.restructure import saving
 from rheoscope.surgery.sink_effects import constant_heads
 
 Means = Float64[np.ndarray, "layer head d_value"]
@@ -71,7 +72,7 @@ def _groups(view: ModelView, kind: str, edit: Callable[[tuple[tuple[int, int], .
     for layer in range(view.n_layers):
         for group in range(n):
             heads = tuple((layer, head) for head in heads_of_group(view, group))
-            made.append(Candidate(kind, layer, edit(heads), share, group, n, group_parameters(view, layer)))
+            made.append(Candidate(kind, layer, edit(heads), share, group, n))
     return made
 
 
@@ -129,20 +130,27 @@ def candidates(view: ModelView, means: Means, *, only: Sequence[str] = ()) -> tu
 
 
 def _kept(view: ModelView, kind: str, made: Sequence[Candidate]) -> list[Candidate]:
-    """Those that the model can take. Raises Refused, as the first of them was, where it can take none."""
-    kept: list[Candidate] = []
+    """Those that change the model. Raises Refused, as the first of them was, where it can take none."""
+    possible: list[Candidate] = []
     reasons: list[Refused] = []
     for candidate in made:
         try:
-            refuse_edits(view, [candidate.edit])
-            kept.append(candidate)
+            possible.append(replace(candidate, saving=saving(view, candidate.edit)))
         except Refused as refusal:
             reasons.append(refusal)
-    if not kept:
+    if not possible:
         raise reasons[0]
-    if all(not candidate.edit.taps(view) for candidate in kept):
+    kept = [candidate for candidate in possible if not _is_so(view, candidate)]
+    if not kept:
         raise Refused(f"{kind} asked for; {view.ref} is like that already: leave this kind out")
     return kept
+
+
+def _is_so(view: ModelView, one: Candidate) -> bool:
+    """Whether the layer is already what the edit would make of it."""
+    if one.kind == "parallelize":
+        return is_parallel(view.blocks[one.layer], view.family)
+    return one.kind == "shrink" and one.saving == 0
 
 
 def most_promising(

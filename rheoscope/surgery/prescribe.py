@@ -27,7 +27,6 @@ from rheoscope.surgery.greedy import Bounds, Choice, Step, alone, edits_of, gree
 from rheoscope.surgery.passes import Passes
 from rheoscope.surgery.plan import Plan, PlannedEdit, fingerprint, shape_of, without_constants
 from rheoscope.surgery.redundancy import lost_with_groups
-from rheoscope.surgery.restructure import saving
 from rheoscope.surgery.sink_effects import head_means
 
 N_RANDOM = 3
@@ -98,7 +97,7 @@ def prescribe(
     check = Passes(view, checking, memory=memory, progress=progress)
     texts = [measured(one, choice.chosen, randoms) for one in (passes, check)]
     plan = Plan(
-        planned=tuple(_planned(view, step) for step in choice.steps),
+        planned=tuple(_planned(step) for step in choice.steps),
         model=view.ref,
         fingerprint=fingerprint(view),
         shape=shape_of(view),
@@ -129,7 +128,7 @@ def _described(text: Corpus) -> dict[str, object]:
     }
 
 
-def _planned(view: ModelView, step: Step) -> PlannedEdit:
+def _planned(step: Step) -> PlannedEdit:
     because = f"alone it changes the loss by {pm(step.alone)} nats"
     if step.given is not None:
         because += f", given the edits chosen before it by {pm(step.given)}"
@@ -138,7 +137,7 @@ def _planned(view: ModelView, step: Step) -> PlannedEdit:
         because=because,
         predicted_change=round(float(step.predicted.value), 6),
         predicted_change_se=round(float(step.predicted.se), 6),
-        saving=saving(view, step.candidate.edit),
+        saving=step.candidate.saving,
     )
 
 
