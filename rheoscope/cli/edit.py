@@ -157,6 +157,11 @@ def control_lines(outcome: Outcome) -> list[str]:
     for control in found.controls:
         after = f", {pm(control.change_recovered)} after" if control.change_recovered else ""
         lines.append(f"  a random plan   {pm(control.change)} before recovery{after}")
+    if len(found.controls) < found.n_controls_asked:
+        lines.append(
+            f"  {found.n_controls_asked - len(found.controls)} of {found.n_controls_asked} random plans left out: "
+            "no other layers or key groups of the same build can take these edits"
+        )
     for fit in outcome.fits:
         lines.append(
             f"  refit of layer {fit.layer}: error of its output {fit.error_before:.3f} → {fit.error_after:.3f} "

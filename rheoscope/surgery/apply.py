@@ -18,13 +18,13 @@ from rheoscope.instruments.engine import Progress, refuse_window, silent
 from rheoscope.instruments.loss import Loss, refuse_loss
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.adapters import refuse_adapters
-from rheoscope.surgery.control import relabelled
+from rheoscope.surgery.control import random_plans
 from rheoscope.surgery.distill import Distillation, distil
 from rheoscope.surgery.edited_model import EditedForCausalLM
 from rheoscope.surgery.edits import Edit
 from rheoscope.surgery.edits_sinks import ConstantHeads
 from rheoscope.surgery.effects import loss_change, window_losses
-from rheoscope.surgery.plan import Plan, completed
+from rheoscope.surgery.plan import Plan, completed, no_means
 from rheoscope.surgery.recover import LayerFit, refit, refitted
 from rheoscope.surgery.restructure import refuse_edits, restructured
 from rheoscope.surgery.sink_effects import head_means
@@ -64,8 +64,8 @@ def carried_out(
     """The plan on a copy of the model. Half of the documents are fitted on, the other half verify.
 
     distillation: a short training after the refit; memory: the file that keeps it. n_random: random plans of the same
-    kinds and number that are measured beside it, before and after the same refit. clock: lengths, batch_sizes and
-    seconds of `verify`.
+    kinds and number that are measured beside it, before and after the same refit; fewer where the edits fit nowhere
+    else. clock: lengths, batch_sizes and seconds of `verify`.
     Raises RheoscopeError for a plan of another model, Refused for edits that cannot be kept, before anything is run.
     """
     refuse_loss(view)
@@ -74,7 +74,8 @@ def carried_out(
     if distillation is not None and distillation.lora_rank is not None:
         refuse_adapters(distillation.lora_rank)
     calibration, checking = two_texts(corpus, seed=seed)
-    refuse_edits(view, completed(plan.edits, _zeros(view)))
+    refuse_edits(view, completed(plan.edits, no_means(view)))
+    draws = random_plans(view, plan.edits, n_random, np.random.default_rng(seed))
     means = _means(view, plan.edits, calibration)
     edits = completed(plan.edits, means)
     before = window_losses(view, checking, task="before", progress=progress)
@@ -87,23 +88,23 @@ def carried_out(
         refitted_change = part.recovered(edits, fits)
         distil(view, model, calibration, distillation, memory=memory, progress=progress)
     verification = verify(view, model, checking, progress=progress, **(clock or {}))
-    generator = np.random.default_rng(seed)
-    draws = (completed(relabelled(view, edits, generator), means) for _ in range(n_random))
-    controls = [part.control(drawn) for drawn in draws]
+    controls = [part.control(completed(drawn, means)) for drawn in draws]
+    verification = replace(
+        verification,
+        change_before_recovery=change,
+        change_after_refit=refitted_change,
+        controls=tuple(controls),
+        n_controls_asked=n_random,
+    )
     planned = tuple(replace(one, edit=edit) for one, edit in zip(plan.planned, edits, strict=True))
-    return Outcome(model, replace(plan, planned=planned), fits, verification.beside(change, refitted_change, controls))
+    return Outcome(model, replace(plan, planned=planned), fits, verification)
 
 
 def _means(view: ModelView, edits: Sequence[Edit], calibration: Corpus) -> np.ndarray:
     """Mean z by layer and head, where constant heads ask for it."""
     if any(isinstance(edit, ConstantHeads) for edit in edits):
         return head_means(view, calibration)
-    return _zeros(view)
-
-
-def _zeros(view: ModelView) -> np.ndarray:
-    """A place for z of every head; layers may differ in their number."""
-    return np.zeros((view.n_layers, max(size.n_heads for size in view.sizes), view.d_value))
+    return no_means(view)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Float64
 
 from rheoscope.errors import RheoscopeError
 from rheoscope.models.view import ModelView
@@ -133,6 +135,11 @@ def completed(edits: Sequence[Edit], means: Any) -> tuple[Edit, ...]:
         else edit
         for edit in edits
     )
+
+
+def no_means(view: ModelView) -> Float64[np.ndarray, "layer head d_value"]:
+    """0 for z of every head, where edits are tried before the means are taken; layers may differ in their heads."""
+    return np.zeros((view.n_layers, max(size.n_heads for size in view.sizes), view.d_value))
 
 
 def without_constants(edit: Edit) -> Edit:

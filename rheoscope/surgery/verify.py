@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,15 +77,12 @@ class Verification:
     not_timed: tuple[tuple[int, int], ...] = ()  # batch, length: there was no time for them
     change_before_recovery: Reading | None = None
     change_after_refit: Reading | None = None  # where a distillation followed
-    controls: tuple[Control, ...] = ()
+    controls: tuple[Control, ...] = ()  # fewer than were asked for where the edits fit nowhere else
+    n_controls_asked: int = 0
 
     def to_json(self) -> str:
         """All of it; what is not known is null."""
         return json.dumps(_plain(asdict(self)), indent=2, ensure_ascii=False) + "\n"
-
-    def beside(self, change: Reading, refitted: Reading | None, controls: Sequence[Control]) -> Verification:
-        """The same with the changes before recovery and before distillation, and the random controls."""
-        return replace(self, change_before_recovery=change, change_after_refit=refitted, controls=tuple(controls))
 
 
 class _Sums(NamedTuple):

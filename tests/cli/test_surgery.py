@@ -185,3 +185,10 @@ def test_a_memory_that_cannot_be_kept_is_refused_before_the_model_is_opened(comm
             assert (" layers, " in outcome.err) == (memory == "notes.bin" and arguments[0] != "edit")
             assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "notes.bin").read_bytes() == b"\xff\xfe\x00"
+
+
+def test_edits_that_fit_nowhere_else_have_no_random_plan_beside_them_and_edit_says_so(command, tmp_path):
+    everywhere = plan_of(tmp_path / "all.yaml", {"edit": "Linearize"})
+    outcome = command("edit", BUILT_IN, everywhere, *QUICK, "--no-refit", "--no-clock", "--out", "edited")
+    assert outcome.code == 0, outcome
+    assert "1 of 1 random plans left out: no other layers or key groups" in outcome.out
