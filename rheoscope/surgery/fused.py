@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rheoscope.errors import Refused
 from rheoscope.models.families import Family, Residual
 from rheoscope.models.view import part
-from rheoscope.surgery.heads import in_out
+from rheoscope.surgery.heads import FusedHeads, fused_heads, in_out, layout_of
 from rheoscope.surgery.modules import NoAttention, Widened, linear_of
 
 GATED = ("gate_proj", "up_proj", "down_proj", "act_fn")  # of a feed-forward network act(gate x) * up x
@@ -76,6 +76,8 @@ class Nothing(nn.Module):
 def fuse(block: nn.Module, family: Family, name: str) -> None:
     """Make a block parallel and fused. Raises Refused where its family does not allow it."""
     refuse_fused(block, family, name)
+    layout = layout_of(block, family)
+    heads = FusedHeads(layout.n_heads, layout.n_kv_heads, layout.d_head, layout.o.bias is not None)
     norms = [part(block, path) for path in (family.norm_attn, family.norm_ffn)]
     ffn = part(block, family.ffn[0])
     offset = 1.0 if family.unit_offset else 0.0
@@ -98,7 +100,7 @@ def fuse(block: nn.Module, family: Family, name: str) -> None:
         start += size
     block.set_submodule(family.norm_ffn, nn.Identity())
     block.set_submodule(family.ffn[0], Nothing())
-    block.fused = True
+    block.fused = heads
 
 
 def refuse_fused(block: nn.Module, family: Family, name: str) -> None:
@@ -122,7 +124,15 @@ def refuse_fused(block: nn.Module, family: Family, name: str) -> None:
 
 def is_fused(block: nn.Module) -> bool:
     """Whether a block was fused."""
-    return getattr(block, "fused", False)
+    return fused_heads(block) is not None
+
+
+def attention_share(block: nn.Module, family: Family) -> int:
+    """Numbers of both products of a fused block that queries, keys, values and outputs had in their projections."""
+    heads, reads = fused_heads(block), part(block, family.norm_attn)
+    d_model = reads.product.in_features
+    n_qkv = reads.n_qkv * (d_model + (reads.product.bias is not None))
+    return n_qkv + d_model * (heads.n_heads * heads.d_head + heads.has_bias)
 
 
 def _same_rms(norms: Sequence[nn.Module]) -> bool:

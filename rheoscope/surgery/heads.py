@@ -9,6 +9,7 @@ import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -63,8 +64,25 @@ class Layout:
         return list(chain.from_iterable(range(head * self.d_head, (head + 1) * self.d_head) for head in heads))
 
 
+class FusedHeads(NamedTuple):
+    """What a block that was fused says of itself, as its `fused`: its projections have no shapes of their own."""
+
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    has_bias: bool  # of the output projection
+
+
+def fused_heads(block: nn.Module) -> FusedHeads | None:
+    """The heads of a block that was fused; None of any other."""
+    return getattr(block, "fused", None)
+
+
 def layout_of(block: nn.Module, family: Family) -> Layout:
     """The layout of a block that has attention."""
+    fused = fused_heads(block)
+    if fused is not None:
+        return Layout(block, family, fused.n_heads, fused.n_kv_heads, fused.d_head)
     attention = part(block, family.attn)
     d_head = next(getattr(attention, name) for name in WIDTHS if hasattr(attention, name))
     beside = sum(token_map.n_beside for token_map in getattr(attention, "token_maps", ()))

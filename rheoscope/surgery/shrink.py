@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rheoscope.errors import Refused
 from rheoscope.models.families import Rope
+from rheoscope.surgery.fused import is_fused
 from rheoscope.surgery.heads import Layout, in_out, rows_of
 from rheoscope.surgery.modules import Widened, linear_of
 
@@ -32,6 +33,8 @@ class Basis:
 def refuse_shrink(layout: Layout, config: object, rank: int, name: str) -> None:
     """Raise Refused where no narrower q and k give the scores of a narrower q and k exactly."""
     family, d = layout.family, layout.d_head
+    if is_fused(layout.block):
+        raise Refused(f"narrower q and k asked for in {name}; its parts were fused: edit first, fuse last")
     if not 0 < rank < d:
         raise Refused(f"q and k of {rank} coordinates asked for in {name}; heads have {d}: ask for fewer, from 1")
     if family.q_norm or family.k_norm:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from rheoscope.models.families import Family
 from rheoscope.models.view import part
 from rheoscope.surgery.features import FEATURES
+from rheoscope.surgery.fused import attention_share, is_fused
 from rheoscope.surgery.heads import layout_of
 from rheoscope.surgery.reshape import has_attention
 
@@ -22,10 +23,18 @@ def parameters(model: nn.Module) -> int:
 
 def attention_parameters(blocks: Sequence[nn.Module], family: Family) -> int:
     """Numbers in the projections of queries, keys, values and outputs; biases, and norms of q and k, included."""
+    return sum(_attention_parameters(block, family) for block in blocks)
+
+
+def _attention_parameters(block: nn.Module, family: Family) -> int:
     paths = dict.fromkeys((family.attn, family.o))
-    modules = [part(block, path) for block in blocks for path in paths if _has(block, path)]
-    unique = {id(parameter): parameter.numel() for module in modules for parameter in module.parameters()}
-    return sum(unique.values())
+    modules = [part(block, path) for path in paths if _has(block, path)]
+    inside = {id(parameter): parameter for module in modules for parameter in module.parameters()}
+    if not is_fused(block):
+        return sum(parameter.numel() for parameter in inside.values())
+    product = {id(parameter) for parameter in part(block, family.o).parameters()}
+    beside = sum(parameter.numel() for key, parameter in inside.items() if key not in product)
+    return beside + attention_share(block, family)
 
 
 def flops_per_token(model: PreTrainedModel, blocks: Sequence[nn.Module], family: Family, *, length: int) -> int:
