@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +19,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rheoscope.errors import RheoscopeError
 from rheoscope.models.checkpoint import first_line
 
+# What a folder may hold to be replaced: what a saved model consists of, and what we or a hub put beside it.
+CHECKPOINT = {
+    *("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("chat_template.jinja", "chat_template.json", "plan.yaml", "verification.json"),
+    *("README.md", "card.json", "LICENSE", "LICENSE.txt", "LICENSE.md", ".gitattributes"),
+}
+TEMPLATES = "additional_chat_templates"  # the one folder that a tokenizer may write
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 AT_FDCWD, EXCHANGE = -100, 2  # of renameat2(2): paths from the working folder, RENAME_EXCHANGE
 
 
@@ -39,7 +50,7 @@ def save_edited(
     strange = [name for name in files if Path(name).name != name or name in ("", ".", "..")]
     if strange:
         raise RheoscopeError(f"a file {strange[0]!r} asked for in {folder}: give a name without folders")
-    with replaced_folder(folder, overwrite=overwrite) as part:
+    with replaced_folder(folder, overwrite=overwrite, names=files) as part:
         with _no_bars():
             model.save_pretrained(part)
         if tokenizer is not None:
@@ -74,10 +85,13 @@ def refuse_folder(folder: str | Path, *, overwrite: bool = False) -> None:
 
 
 @contextmanager
-def replaced_folder(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A new folder beside `folder` that takes its place when the block ends well, and is removed when it does not."""
+def replaced_folder(folder: str | Path, *, overwrite: bool = False, names: Collection[str] = ()) -> Iterator[Path]:
+    """A new folder beside `folder` that takes its place when the block ends well, and is removed when it does not.
+
+    names: of files that may be replaced beside those of a saved model.
+    """
     target = Path(folder).resolve()
-    _refuse_existing(target, overwrite=overwrite)
+    _refuse_existing(target, overwrite=overwrite, names=names)
     part = _beside(target, "part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -93,18 +107,33 @@ def replaced_folder(folder: str | Path, *, overwrite: bool = False) -> Iterator[
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _refuse_existing(target: Path, *, overwrite: bool) -> None:
+def _refuse_existing(target: Path, *, overwrite: bool, names: Collection[str] = ()) -> None:
     if not os.path.lexists(target):
         return
     if not target.is_dir():
         raise RheoscopeError(f"{target} is a file: give the name of a folder")
-    holds = sorted(path.name for path in target.iterdir())
+    holds = {path.name: path for path in sorted(target.iterdir())}
     if not holds:
         return
     if not overwrite:
         raise RheoscopeError(f"{target} exists: choose another folder, or allow overwriting")
     if "config.json" not in holds:
-        raise RheoscopeError(f"{target} holds {holds[0]} and no model, and is not overwritten: choose another folder")
+        raise RheoscopeError(
+            f"{target} holds {next(iter(holds))} and no model, and is not overwritten: choose another folder"
+        )
+    strange = [name for name, path in holds.items() if not _replaceable(path, CHECKPOINT | set(names))]
+    if strange:
+        raise RheoscopeError(
+            f"{target} holds {strange[0]}, which is no part of a saved model, and is not overwritten: "
+            "choose another folder, or move it away"
+        )
+
+
+def _replaceable(path: Path, names: Collection[str]) -> bool:
+    """Whether something in a folder is part of a saved model."""
+    if path.is_dir():
+        return path.name == TEMPLATES and all(inner.suffix == ".jinja" for inner in path.iterdir())
+    return path.name in names or SHARD.fullmatch(path.name) is not None
 
 
 def _put_in_place(part: Path, target: Path) -> None:

@@ -12,6 +12,7 @@ from rheoscope.surgery import save
 from rheoscope.surgery.edits_structure import DropAttention
 from rheoscope.surgery.restructure import restructured
 from rheoscope.surgery.save import refuse_folder, save_edited
+from tests.corpus.small_tokenizers import byte_tokenizer
 from tests.tiny import tiny
 
 
@@ -28,13 +29,13 @@ def test_all_files_come_in_one_step(model, tmp_path):
 
 
 def test_an_existing_folder_is_refused_and_replaced_whole_when_asked(model, tmp_path):
-    folder = save_edited(model, None, tmp_path / "edited", files={"old.txt": "old"})
+    folder = save_edited(model, None, tmp_path / "edited", files={"plan.yaml": "old"})
     for check in (lambda: save_edited(model, None, folder), lambda: refuse_folder(folder)):
         with pytest.raises(RheoscopeError, match="exists: choose another folder, or allow overwriting"):
             check()
-    assert (folder / "old.txt").read_text() == "old"
+    assert (folder / "plan.yaml").read_text() == "old"
     save_edited(model, None, folder, overwrite=True)
-    assert not (folder / "old.txt").exists()
+    assert not (folder / "plan.yaml").exists()
     assert os.listdir(tmp_path) == ["edited"]
 
 
@@ -51,9 +52,40 @@ def test_what_is_no_model_is_never_overwritten(model, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["file", "photos"]
 
 
+@pytest.mark.parametrize("name", ["thesis.docx", "checkpoint-100", "pytorch_model.bin", "training.json", "model.txt"])
+def test_a_folder_that_holds_more_than_a_model_is_never_overwritten(model, tmp_path, name):
+    folder = save_edited(model, None, tmp_path / "edited", files={"notes.txt": "of the same call"})
+    save_edited(model, None, folder, overwrite=True, files={"notes.txt": "again"})
+    (folder / "notes.txt").unlink()
+    (folder / name).mkdir() if "-" in name else (folder / name).write_text("mine")
+    before = sorted(os.listdir(folder))
+    for check in (
+        lambda: save_edited(model, None, folder, overwrite=True),
+        lambda: refuse_folder(folder, overwrite=True),
+    ):
+        with pytest.raises(RheoscopeError, match=f"holds {name}, which is no part of a saved model"):
+            check()
+    assert sorted(os.listdir(folder)) == before
+
+
+def test_all_that_a_saved_model_consists_of_may_be_replaced(model, tmp_path):
+    folder = tmp_path / "edited"
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(folder)
+    tokenizer.chat_template = {"default": "{{ messages }}", "tools": "{{ tools }}"}
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
+    for name in ("README.md", ".gitattributes", "verification.json"):
+        (folder / name).write_text("")
+    save_edited(model, tokenizer, folder, overwrite=True)
+    save_edited(model, tokenizer, folder, overwrite=True)
+    assert (folder / "additional_chat_templates" / "tools.jinja").exists()
+    assert not (folder / "README.md").exists()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="two names are exchanged in one step on Linux alone")
 def test_no_moment_is_without_the_old_folder_or_the_new_one(model, tmp_path, monkeypatch):
-    folder = save_edited(model, None, tmp_path / "edited", files={"old.txt": "old"})
+    folder = save_edited(model, None, tmp_path / "edited", files={"plan.yaml": "old"})
     rename, seen = type(tmp_path).rename, []
 
     def watched(path, target):
@@ -87,10 +119,10 @@ def test_an_interruption_or_a_full_disk_leaves_nothing_behind(model, tmp_path, e
     with pytest.raises(expected, match=None if expected is KeyboardInterrupt else "No space left"):
         save_edited(model, Broken(error), tmp_path / "edited")
     assert os.listdir(tmp_path) == []
-    folder = save_edited(model, None, tmp_path / "edited", files={"kept.txt": "kept"})
+    folder = save_edited(model, None, tmp_path / "edited", files={"plan.yaml": "kept"})
     with pytest.raises(expected):
         save_edited(model, Broken(error), folder, overwrite=True)
-    assert (folder / "kept.txt").read_text() == "kept"
+    assert (folder / "plan.yaml").read_text() == "kept"
     assert os.listdir(tmp_path) == ["edited"]
 
 
