@@ -145,6 +145,7 @@ _LINES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("stablelm:biases", "", "", {"use_qkv_bias": True}),
     ("stablelm:parallel", "", "", {"use_parallel_residual": True}),
     ("stablelm:qk-norm", "", "", {"qk_layernorm": True}),
+    ("stablelm:12-heads", "", "", {"qk_layernorm": True, "num_attention_heads": 12, "num_key_value_heads": 12}),
     ("starcoder2", "Starcoder2Config", "Starcoder2ForCausalLM", {**_GQA, "sliding_window": WINDOW}),
     ("smollm3", "SmolLM3Config", "SmolLM3ForCausalLM", {**_GQA, "no_rope_layers": [1, 0, 1]}),
     ("nemotron", "NemotronConfig", "NemotronForCausalLM", {**_FREE, "rope_parameters": _partial(0.4)}),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rheoscope.errors import Refused
 from rheoscope.models.families import Packing, Rope
-from rheoscope.models.placement import linear_map, numbers, stored
+from rheoscope.models.placement import linear_map, numbers
 
 if TYPE_CHECKING:
     from rheoscope.models.view import ModelView, Sizes
@@ -89,8 +89,9 @@ class HeadWeights:
         gain = torch.ones(heads, 1, self.view.d_head, dtype=self.view.dtype, device=self.view.device)
         if path is None:
             return gain
-        weights = [weight for name, weight in stored(self.view.part(layer, path)) if "weight" in name]
-        weight = torch.cat([weight.reshape(-1, self.view.d_head) for weight in weights])[:, None].to(gain.device)
+        parts = self.view.part(layer, path).modules()  # in the order of heads, where each has a norm of its own
+        weights = [weight for part in parts if (weight := self._numbers(part, "weight")) is not None]
+        weight = torch.cat([weight.detach().reshape(-1, self.view.d_head) for weight in weights])[:, None]
         return gain * (weight + 1 if self.view.family.unit_offset else weight)
 
     def projected(
