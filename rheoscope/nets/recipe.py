@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,9 @@ PRECISIONS = ("auto", "float32", "bf16")
 ADAM_BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 GRADIENT_NORM = 1.0
+# A window of one token has no next one.
+LEAST = {"steps": 1, "batch": 1, "window": 2, "n_heads": 1, "log_every": 1, "save_every": 1}
+POSITIVE = ("learning_rate", "initializer_range")
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,7 @@ class Recipe:
     save_every: int = 200
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "window", "log_every", "save_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise RheoscopeError(f"{name} {value} asked for; it must be at least 1")
+        self._refuse_numbers()
         if "-" in self.text:
             raise RheoscopeError("text from standard input was asked for; a resumed run reads it again: give a file")
         if self.save_every % self.log_every:
@@ -63,10 +64,26 @@ class Recipe:
                 f"save_every {self.save_every} is not a multiple of log_every {self.log_every}: the loss curve of a "
                 "resumed run would differ; choose a multiple"
             )
-        if not 0 < self.held_out < 1:
-            raise RheoscopeError(f"held_out {self.held_out} asked for; it must lie between 0 and 1")
         if self.precision not in PRECISIONS:
             raise RheoscopeError(f"no precision is called {self.precision!r}; there are {', '.join(PRECISIONS)}")
+
+    def _refuse_numbers(self) -> None:
+        """Raise RheoscopeError for a number out of its range; NaN is in none."""
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise RheoscopeError(f"{name} {value} asked for; it must be at least {least}")
+        for name in POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise RheoscopeError(f"{name} {value} asked for; it must be a finite number above 0")
+        for name in ("dropout", "warmup"):
+            if not 0 <= getattr(self, name) < 1:
+                raise RheoscopeError(f"{name} {getattr(self, name)} asked for; it must be at least 0 and below 1")
+        if not 0 < self.held_out < 1:
+            raise RheoscopeError(f"held_out {self.held_out} asked for; it must lie between 0 and 1")
+        if not 0 <= self.seed < 2**32:
+            raise RheoscopeError(f"seed {self.seed} asked for; it must be from 0 to {2**32 - 1}")
 
     @property
     def preset(self) -> Preset:

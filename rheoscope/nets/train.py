@@ -89,6 +89,8 @@ def train(
     TrainingArguments. Raises RheoscopeError, with nothing overwritten, for a folder that holds something else, a text
     shorter than a window, or a shape that does not fit; and when training diverges.
     """
+    if probe_every < 1:
+        raise RheoscopeError(f"a probe every {probe_every} steps asked for; it must be at least 1")
     sources = [str(text)] if isinstance(text, str | Path) else [str(source) for source in text]
     kinds = kind if isinstance(kind, str) else list(kind)
     plan = Recipe(kind=kinds, text=sources, **recipe).filled()
