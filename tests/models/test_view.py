@@ -45,10 +45,11 @@ def test_sizes_are_those_of_the_model(name):
     view, kwargs = view_of(name), VARIANTS[name].kwargs
     sizes = (view.n_layers, view.n_heads, view.d_model, len(view.blocks), len(view.attentions))
     width = kwargs.get("hidden_size") or kwargs.get("n_embd") or kwargs.get("dim")
-    assert sizes == (3, 6, width, 3, 3)
-    groups = 1 if name == "gpt_bigcode" else 6
+    heads = kwargs.get("num_attention_heads", 6)
+    assert sizes == (3, heads, width, 3, 3)
+    groups = 1 if name == "gpt_bigcode" else heads
     assert view.n_kv_heads == kwargs.get("num_key_value_heads", groups)
-    assert view.d_head == view.d_value == kwargs.get("head_dim", width // 6)
+    assert view.d_head == view.d_value == kwargs.get("head_dim", width // heads)
     assert view.causal == VARIANTS[name].causal
     assert view.has_loss == (name in CAUSAL)
     assert view.n_parameters == sum(p.numel() for p in view.model.parameters())
