@@ -63,12 +63,12 @@ def _add(change: LayerChange, edit: Edit, layer: int, place: int) -> None:
     elif isinstance(edit, DropAttention):
         change.no_attention = True
     elif isinstance(edit, Linearize):
-        if change.linear not in (None, edit):
-            raise RheoscopeError(f"layer {layer} asked to be made linear in two ways: choose one")
+        if change.linear is not None:
+            raise RheoscopeError(f"layer {layer} asked to be made linear twice: choose one edit for it")
         change.linear = edit
     elif isinstance(edit, ShrinkHeads):
-        if change.rank not in (None, edit.rank):
-            raise RheoscopeError(f"queries and keys of layer {layer} asked to have two widths: choose one")
+        if change.rank is not None:
+            raise RheoscopeError(f"queries and keys of layer {layer} asked to be made narrower twice: choose one edit")
         change.rank = edit.rank
     elif isinstance(edit, GateFFN):
         change.gate *= edit.gates[place]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -24,6 +24,8 @@ class DropAttention(Edit):
     """Layers whose heads write nothing. What the layer's output bias, and a norm after it, add stays."""
 
     def taps(self, view: ModelView) -> Mapping[str, Tap]:
+        _refuse_gone(view, self.chosen(view), "attention asked to be dropped")
+
         def tap(_layer: int, z: Tensor) -> Tensor:
             return torch.zeros_like(z)
 
@@ -52,9 +54,7 @@ class ShrinkHeads(Edit):
     rank: int = 2
 
     def taps(self, view: ModelView) -> Mapping[str, Tap]:
-        gone = [layer for layer in self.chosen(view) if not view.sizes[layer].n_heads]
-        if gone:
-            raise Refused(f"narrower q and k asked for in layers {gone}; no attention is left there: leave them out")
+        _refuse_gone(view, self.chosen(view), "narrower q and k asked for")
         layouts = {layer: layout_of(view.blocks[layer], view.family) for layer in self.chosen(view)}
         for layer, layout in layouts.items():
             refuse_shrink(layout, view.config, self.rank, f"layer {layer}")
@@ -65,6 +65,13 @@ class ShrinkHeads(Edit):
             return _narrowed(q, *(x.repeat_interleave(n_rep, 0) for x in (basis(layer).P_q, basis(layer).places)))
 
         return {"q": query, "k": lambda layer, k: _narrowed(k, basis(layer).P_k, basis(layer).places)}
+
+
+def _refuse_gone(view: ModelView, layers: Sequence[int], asked: str) -> None:
+    """Raise Refused where an earlier edit has taken attention away."""
+    gone = [layer for layer in layers if not view.sizes[layer].n_heads]
+    if gone:
+        raise Refused(f"{asked} in layers {gone}; no attention is left there: leave them out")
 
 
 def _narrowed(

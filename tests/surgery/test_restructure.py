@@ -124,8 +124,11 @@ def test_maps_of_tokens_add_up_over_rounds():
         ("llama", [DropHeads(heads=((1, 6),))], "layer 1 has heads 0 to 5"),
         ("llama", [DropHeads(heads=((0, 1),)), DiagonalHeads(heads=((0, 1),))], r"head \(0, 1\) asked to be changed"),
         ("llama", [DropAttention(layers=(0,)), DropHeads(heads=((0, 1),))], "to lose its attention and to have it"),
-        ("llama", [Linearize(), Linearize(layers=(1,), scaled=True)], "linear in two ways"),
-        ("llama", [ShrinkHeads(rank=4), ShrinkHeads(rank=2)], "two widths"),
+        ("llama", [Linearize(), Linearize(layers=(1,), scaled=True)], "linear twice"),
+        ("llama", [Linearize(layers=(1,)), Linearize(layers=(1,))], "layer 1 asked to be made linear twice"),
+        ("llama", [ShrinkHeads(rank=4), ShrinkHeads(rank=2)], "narrower twice"),
+        ("gpt2", [ShrinkHeads((0, 1), rank=4), ShrinkHeads((1, 2), rank=4)], "layer 1 asked to be made narrower twice"),
+        ("rheoscope_decoder:morlet", [ShrinkHeads((2,), rank=2)] * 2, "layer 2 asked to be made narrower twice"),
         ("llama", [ShrinkHeads(rank=3)], "RoPE turns pairs"),
         ("llama", [ShrinkHeads(rank=10)], "heads have 10: ask for fewer"),
         ("llama", [Linearize(feature="hedgehog")], "no feature map is called 'hedgehog'"),
@@ -143,6 +146,7 @@ def test_what_cannot_be_kept_is_refused_in_a_sentence(name, edits, message):
         (DropAttention(layers=(1,)), DropHeads(heads=((1, 0),)), "layer 1 has no heads left"),
         (DropAttention(layers=(1,)), Linearize(layers=(1,)), "taken its attention away|taken their attention away"),
         (DropAttention(layers=(1,)), ShrinkHeads(layers=(1,)), "no attention is left|taken"),
+        (DropAttention(layers=(1,)), DropAttention(), r"asked to be dropped in layers \[1\]; no attention is left"),
         (Linearize(layers=(1,)), Linearize(layers=(1,)), "it is already"),
         (Parallelize(layers=(1,), fused=True), GateFFN(gates=(1.0, 0.5, 1.0)), "edit first, fuse last"),
         (ShrinkHeads(layers=(1,)), DropHeads(heads=((1, 0), (1, 1), (1, 2))), "make both edits at once"),
@@ -161,3 +165,9 @@ def test_an_encoder_cannot_be_linear_and_a_stranger_cannot_be_kept():
     view.family = None
     with pytest.raises(Refused, match=r"has no row in rheoscope/models/families\.py"):
         saving(view, DropAttention())
+
+
+def test_attention_that_is_gone_cannot_be_dropped_through_taps_either():
+    once = view_of_modules(view_of("llama"), [DropAttention(layers=(1,))])
+    with pytest.raises(Refused, match="no attention is left there: leave them out"):
+        logits_by_taps(once, [DropAttention(layers=(1,))])
