@@ -25,6 +25,7 @@ from rheoscope.models.view import ModelView
 from rheoscope.run import Run
 
 ROOMS = ("linalg", "stats", "corpus", "models", "nets", "theory", "instruments")
+UNHEEDED = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
 PACKAGES = ("rheoscope", "torch", "transformers", "tokenizers", "numpy", "scipy", "xarray")
 
 
@@ -164,6 +165,7 @@ def key_of(
     key = {
         "options": config,
         "weights": weights,
+        "configuration": configuration_of(view),
         "text": text.hexdigest(),
         "code": code_hash(),
         "versions": {name: version(name) for name in PACKAGES},
@@ -171,6 +173,20 @@ def key_of(
         "device": view.device.type,
     }
     return json.loads(json.dumps(key))  # as it is read back: lists for tuples
+
+
+def configuration_of(view: ModelView) -> dict[str, Any]:
+    """What a model computes with its weights, as config.json says it: heads, positions, factors, epsilons.
+
+    Without what says where it was found, who wrote it, and in which dtype (the weights have theirs).
+    """
+    return _heeded(json.loads(view.model.config.to_json_string()))
+
+
+def _heeded(said: Any) -> Any:
+    if not isinstance(said, dict):
+        return said
+    return {name: _heeded(value) for name, value in said.items() if name not in UNHEEDED}
 
 
 def digest_of(key: Mapping[str, Any]) -> str:

@@ -10,9 +10,10 @@ import torch
 
 from rheoscope.errors import RheoscopeError, Stopped
 from rheoscope.instruments import partial as partials
-from rheoscope.instruments.measure import INSTRUMENTS, measure
+from rheoscope.instruments.measure import INSTRUMENTS, measure, weights_hash
 from rheoscope.instruments.partial import KEY, Partial
-from rheoscope.instruments.scale import Scale, Stop
+from rheoscope.instruments.scale import Scale, Stop, digest_of, key_of
+from rheoscope.models.load import load
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.edits import edited
 from tests.tiny import tiny
@@ -127,6 +128,7 @@ def test_savings_take_a_small_share_of_the_time(folder, monkeypatch):
         ({"corpus": random_corpus(lengths=(29,) * 12, seed=1)}, "text"),
         ({"corpus": replace(CORPUS, n_bytes=CORPUS.n_bytes + 1)}, "text"),
         ({"view": ModelView(tiny("llama", seed=1, dtype=torch.float32))}, "weights"),
+        ({"view": ModelView(tiny("llama", dtype=torch.float32, rms_norm_eps=0.1))}, "configuration"),
     ],
 )
 def test_the_state_of_something_else_is_refused_and_stays_as_it_is(view, folder, change, named):
@@ -136,6 +138,32 @@ def test_the_state_of_something_else_is_refused_and_stays_as_it_is(view, folder,
     with pytest.raises(RheoscopeError, match=rf"unfinished run of something else \(it differs in {named}\)"):
         measured(**{"view": view, "scale": kept_in(folder, resume=True)} | change)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+        ("gpt2", {"n_head": 3}),
+        ("gpt2", {"layer_norm_epsilon": 0.1}),
+        ("gemma2", {"attn_logit_softcapping": 5.0}),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}),
+    ],
+)
+def test_the_same_weights_under_another_configuration_are_another_model(name, entries):
+    def keys(view):
+        return key_of(view, CORPUS, {}, weights=weights_hash(view), processes=1)
+
+    one, other = (keys(ModelView(tiny(name, dtype=torch.float32, **more))) for more in ({}, entries))
+    assert one["weights"] == other["weights"]
+    assert digest_of(one) != digest_of(other)
+
+
+def test_where_a_model_was_found_is_in_no_key(view, tmp_path):
+    view.model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    one, other = (key_of(each, CORPUS, {}, weights=weights_hash(each), processes=1) for each in (view, again))
+    assert one == other
 
 
 def test_the_state_of_other_code_or_another_number_of_processes_is_refused(view, folder, monkeypatch):
