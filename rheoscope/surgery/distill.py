@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from rheoscope.corpus import Batch, Corpus, batches
 from rheoscope.errors import RheoscopeError
 from rheoscope.instruments.engine import Progress, silent
+from rheoscope.models.placement import stored
 from rheoscope.models.view import ModelView
 from rheoscope.storage import replacing
 from rheoscope.surgery.adapters import adapters
 from rheoscope.surgery.edited_model import EditedForCausalLM
-from rheoscope.surgery.plan import fingerprint
 
 KEPT_EVERY = 60.0  # seconds between two states in the file
 WARM_UP = 20  # steps
@@ -73,7 +73,8 @@ def distil(
     """Train the edited model in place. Raises RheoscopeError for no bound, or a memory of something else."""
     if settings.steps is None and settings.minutes is None:
         raise RheoscopeError("a distillation without an end asked for: give steps or minutes")
-    key, rank = _key(view, edited, text, settings), settings.lora_rank
+    key = "" if memory is None else _key(view, edited, text, settings)
+    rank = settings.lora_rank
     with nullcontext(trainable(edited)) if rank is None else adapters(edited, rank, seed=settings.seed) as trained:
         training = _Training(trained, torch.optim.AdamW(trained.values(), lr=settings.rate, weight_decay=0.0), key)
         if memory is not None and memory.exists():
@@ -163,12 +164,15 @@ def _deadline(settings: Distillation) -> float:
 
 
 def _key(view: ModelView, edited: EditedForCausalLM, text: Corpus, settings: Distillation) -> str:
-    """What a memory is of: models, text and settings, but not how long."""
+    """What a memory is of: the weights of both models at the start, edits, text and settings, but not how long."""
     said = asdict(settings) | {"steps": None, "minutes": None}
-    if settings.lora_rank is None:
-        del said["lora_rank"]  # files from before there were adapters are still read
-    parts = (fingerprint(view), edited.config.rounds, text.hash, said)
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps((edited.config.rounds, text.hash, said)).encode())
+    for model in (view.model, edited):
+        for name, parameter in stored(model):
+            digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+            flat = parameter.detach().contiguous().cpu().reshape(-1)
+            digest.update(memoryview(flat.view(torch.uint8).numpy()))
+    return digest.hexdigest()
 
 
 def refuse_memory(path: Path) -> None:
@@ -221,7 +225,8 @@ class _Training:
                 said = file.metadata() or {}
                 if said.get("key") != self.key:
                     raise RheoscopeError(
-                        f"{path} keeps the distillation of another model, plan or text: name another file"
+                        f"{path} keeps the distillation of another model, plan or text, or one that began from other "
+                        "weights, as without the refit: name another file"
                     )
                 for name, parameter in self.trained.items():
                     parameter.data.copy_(file.get_tensor(f"parameter {name}"))

@@ -54,6 +54,18 @@ def test_a_memory_of_something_else_or_no_end_is_refused(view, tmp_path):
         distil(view, edited, random_corpus(), Distillation(steps=1), memory=memory)
 
 
+def test_a_memory_of_one_that_began_from_other_weights_is_refused(view, tmp_path):
+    """With and without the refit, edits, text and settings are the same; a single other weight is enough."""
+    memory = tmp_path / "state.safetensors"
+    distil(view, restructured(view, [EDIT]), random_corpus(), Distillation(steps=1), memory=memory)
+    for layer in (0, 1):
+        edited = restructured(view, [EDIT])
+        with torch.no_grad():
+            edited.blocks[layer].self_attn.o_proj.weight[0, 0] += 1e-3
+        with pytest.raises(RheoscopeError, match="or one that began from other weights"):
+            distil(view, edited, random_corpus(), Distillation(steps=2), memory=memory)
+
+
 def test_minutes_end_a_distillation(view):
     result = distil(view, restructured(view, [EDIT]), random_corpus(), Distillation(minutes=0.001))
     assert result.steps >= 1
