@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rheoscope.cli.console import progress
+from rheoscope.cli.console import out, progress
 from rheoscope.cli.inputs import (
     BatchSize,
     Device,
@@ -105,7 +105,7 @@ def ablate(
             command=["rheoscope", *sys.argv[1:]],
             progress=shown,
         )
-    for line in ablation_lines(run):
-        print(line)
     run.save(out_file, overwrite=overwrite)
-    print(out_file)
+    for line in ablation_lines(run):
+        out.line(line)
+    out.line(out_file)

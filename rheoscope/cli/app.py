@@ -8,6 +8,7 @@ import typer
 
 from rheoscope.cli.act import ablate
 from rheoscope.cli.compare import compare
+from rheoscope.cli.console import err, prepare_streams
 from rheoscope.cli.edit import edit
 from rheoscope.cli.measure import measure, report
 from rheoscope.cli.models import check, models
@@ -44,12 +45,14 @@ def _app() -> None:
 
 def main() -> None:
     """Run the command line of this process."""
+    prepare_streams()
     try:
         app(prog_name=app.info.name)
     except RheoscopeError as error:
-        print(f"rheoscope: {error}", file=sys.stderr)
+        err.quiet = False  # also where the process only shares a run
+        err.line(f"rheoscope: {error}")
         sys.exit(TERMINATED if isinstance(error, Stopped) else 2)
     except SystemExit as end:
         if end.code == INTERRUPTED:  # which typer makes of Ctrl-C
-            print("rheoscope: interrupted; no file was left half-written", file=sys.stderr)
+            err.line("rheoscope: interrupted; no file was left half-written")
         raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -22,8 +24,43 @@ UNITS = {"clock": "turns", "distillation": "steps"}  # by the first word of a ta
 
 WIDTH = 120  # columns where there is no terminal to ask
 
-out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else WIDTH)
+
+class Voice(Console):
+    """A console that falls silent where nobody reads any more: a run of hours is worth more than its last lines."""
+
+    def __init__(self, *, stderr: bool = False):
+        stream = sys.stderr if stderr else sys.stdout  # None where it is closed
+        super().__init__(stderr=stderr, highlight=False, width=None if stream and stream.isatty() else WIDTH)
+
+    def on_broken_pipe(self) -> None:
+        """What is still to be written goes nowhere."""
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+
+    def line(self, text: object) -> None:
+        """One line, letter by letter as it is."""
+        if self.quiet:
+            return
+        try:
+            print(text, file=self.file, flush=True)
+        except BrokenPipeError:
+            self.on_broken_pipe()
+
+
+out = Voice()
+err = Voice(stderr=True)
+
+
+def prepare_streams() -> None:
+    """No letter and no closed stream ends a command: letters that an encoding lacks become question marks."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for as long as the program runs
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 @contextmanager
@@ -74,7 +111,7 @@ class _Lines:
             return
         self.last = now
         left = f", {(now - started) * (total - done) / done:.0f} s left" if done < total and now > started else ""
-        print(f"{task}: {done}/{total} {unit_of(task)}{left}", file=sys.stderr, flush=True)
+        err.line(f"{task}: {done}/{total} {unit_of(task)}{left}")
 
 
 def summary_table(readings: list[Reading]) -> Table:

@@ -107,6 +107,8 @@ def measure(
                 remove_partial(partial_of(job.out))
             processes.written()  # then the others drop theirs, which may lie on other machines
             remove_partial(partial_of(job.out))
+            if processes.first:
+                _say(job, run, is_new=is_new)  # last, as whoever reads it may have gone
 
         refuse_shared(processes, models, text)
 
@@ -132,20 +134,25 @@ def _measured(
 
 
 def _write(job: Job, run: Run, table_format: str, *, is_new: bool, overwrite: bool) -> None:
-    """The run, what was asked for beside it, and a table of what it says."""
-    for name, reason in run.provenance["config"]["left_out"].items():
-        err.print(f"without {name}: {reason}", markup=False, soft_wrap=True)
-    out.print(summary_table(run.summary()))
+    """The run, and what was asked for beside it."""
     if is_new:
         run.save(job.out, overwrite=overwrite)
-    else:
-        err.print(f"{job.out} was finished before, and is as it was", markup=False, soft_wrap=True)
-    print(job.out)
     if job.tables is not None:
         run.export(job.tables, table_format, overwrite=overwrite)
-        print(job.tables)
     if job.report is not None:
-        print(run.report(job.report, overwrite=overwrite))
+        run.report(job.report, overwrite=overwrite)
+
+
+def _say(job: Job, run: Run, *, is_new: bool) -> None:
+    """A table of what a run says, and where it is."""
+    for name, reason in run.provenance["config"]["left_out"].items():
+        err.print(f"without {name}: {reason}", markup=False, soft_wrap=True)
+    if not is_new:
+        err.print(f"{job.out} was finished before, and is as it was", markup=False, soft_wrap=True)
+    out.print(summary_table(run.summary()))
+    for path in (job.out, job.tables, job.report):
+        if path is not None:
+            out.line(path)
 
 
 def report(
@@ -160,7 +167,7 @@ def report(
     page = out_file or run_file.with_suffix(".html")
     if page.resolve() == run_file.resolve():
         raise RheoscopeError(f"the page would replace the run {run_file}: name another file with --out")
-    print(run.report(page, overwrite=overwrite))
+    out.line(run.report(page, overwrite=overwrite))
 
 
 def _refuse_outputs(job: Job, table_format: str, *, resume: bool, overwrite: bool) -> None:

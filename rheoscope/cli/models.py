@@ -31,7 +31,7 @@ def check(
     with err.status("") as status:
         findings = findings_of(view, seed=seed, progress=lambda name: status.update(name))
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        out.line(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in ("identity", "outcome", "largest error", "noise floor", "in", "remark"):
