@@ -94,6 +94,8 @@ def each(todo: Sequence[Job], measured: Callable[[Job], None]) -> None:
         err.print(f"[{place + 1}/{len(todo)}] {job.model}", markup=False, soft_wrap=True)
         try:
             measured(job)
+        except Stopped:  # which is asked of the whole command
+            raise
         except RheoscopeError as error:
             failed[job.model] = str(error)
         except (RuntimeError, MemoryError, OSError, ValueError) as error:  # a fault that the other models may not have

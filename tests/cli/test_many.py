@@ -79,6 +79,23 @@ def test_a_fault_of_the_program_with_one_model_does_not_lose_the_others(command,
     assert (tmp_path / "runs" / "gpt2.nc").is_file()
 
 
+def test_a_request_to_stop_is_heeded_by_the_whole_command(command, model, text, tmp_path, monkeypatch):
+    from rheoscope.instruments.loss import Loss
+
+    original = Loss.finalize
+
+    def finalize(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(self)
+
+    monkeypatch.setattr(Loss, "finalize", finalize)
+    outcome = command("measure", model, "builtin:manual-sd", "--text", text, *QUICK)
+    assert outcome.code == 143
+    assert "rheoscope: told to stop" in outcome.err
+    assert "[2/2]" not in outcome.err
+    assert not list((tmp_path / "runs").iterdir())
+
+
 def test_several_models_need_a_folder(command, model, text, tmp_path):
     (tmp_path / "run.nc").write_text("something")
     outcome = command("measure", model, "builtin:manual-sd", "--text", text, *QUICK, "--out", "run.nc")
