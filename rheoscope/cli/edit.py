@@ -152,6 +152,11 @@ def control_lines(outcome: Outcome) -> list[str]:
     found = outcome.verification
     before = pm(found.change_before_recovery) if found.change_before_recovery else ""
     lines = ["", f"change of the loss on {found.n} {found.text['error_unit']}s that nothing was fitted on, nats/token:"]
+    if found.n_chosen_on:
+        lines.append(
+            f"  {found.n_chosen_on} of the documents are among those the plan was chosen on, which flatters it: "
+            "give more text (--text, --windows)"
+        )
     middle = f", {pm(found.change_after_refit)} after the refit" if found.change_after_refit else ""
     lines += [f"  this plan       {before} before recovery{middle}, {pm(found.change)} after"]
     for control in found.controls:

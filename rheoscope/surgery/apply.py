@@ -28,7 +28,7 @@ from rheoscope.surgery.plan import Plan, completed, no_means
 from rheoscope.surgery.recover import LayerFit, refit, refitted
 from rheoscope.surgery.restructure import refuse_edits, restructured
 from rheoscope.surgery.sink_effects import head_means
-from rheoscope.surgery.texts import two_texts
+from rheoscope.surgery.texts import parted
 from rheoscope.surgery.verify import Control, Reading, Verification, verify
 
 PLAN, VERIFICATION = "plan.yaml", "verification.json"
@@ -61,11 +61,12 @@ def carried_out(
     clock: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> Outcome:
-    """The plan on a copy of the model. Half of the documents are fitted on, the other half verify.
+    """The plan on a copy of the model. Half of the documents are fitted on, the others verify.
 
-    distillation: a short training after the refit; memory: the file that keeps it. n_random: random plans of the same
-    kinds and number that are measured beside it, before and after the same refit; fewer where the edits fit nowhere
-    else. clock: lengths, batch_sizes and seconds of `verify`.
+    Those that the plan was chosen on are fitted on, unless too few others are left. distillation: a short training
+    after the refit; memory: the file that keeps it. n_random: random plans of the same kinds and number that are
+    measured beside it, before and after the same refit; fewer where the edits fit nowhere else. clock: lengths,
+    batch_sizes and seconds of `verify`.
     Raises RheoscopeError for a plan of another model, Refused for edits that cannot be kept, before anything is run.
     """
     refuse_loss(view)
@@ -73,7 +74,8 @@ def carried_out(
     plan.refuse_other(view)
     if distillation is not None and distillation.lora_rank is not None:
         refuse_adapters(distillation.lora_rank)
-    calibration, checking = two_texts(corpus, seed=seed)
+    texts = parted(corpus, plan.chosen_on, seed=seed)
+    calibration, checking = texts.calibration, texts.checking
     refuse_edits(view, completed(plan.edits, no_means(view)))
     draws = random_plans(view, plan.edits, n_random, np.random.default_rng(seed))
     means = _means(view, plan.edits, calibration)
@@ -95,6 +97,7 @@ def carried_out(
         change_after_refit=refitted_change,
         controls=tuple(controls),
         n_controls_asked=n_random,
+        n_chosen_on=texts.n_known,
     )
     planned = tuple(replace(one, edit=edit) for one, edit in zip(plan.planned, edits, strict=True))
     return Outcome(model, replace(plan, planned=planned), fits, verification)

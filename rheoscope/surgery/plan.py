@@ -26,9 +26,11 @@ from rheoscope.surgery.edits import Edit
 from rheoscope.surgery.edits_sinks import ConstantHeads, HeadEdit
 from rheoscope.surgery.plan_file import of_yaml, to_yaml
 from rheoscope.surgery.registry import from_dict, to_dict
+from rheoscope.surgery.texts import KnownDocuments
 
 FORMAT, VERSION = "rheoscope-plan", 1
 SAMPLED = 997  # every so many-th weight is in the fingerprint
+HASHED_TOKENS, DOCUMENTS = "hashed_tokens", "document_hashes"  # of its text: the documents it was chosen on
 PER_LAYER = ("n_heads", "n_kv_heads")
 SHAPE = ("n_layers", *PER_LAYER, "d_model")
 
@@ -60,6 +62,13 @@ class Plan:
     seed: int | None = None
     limit: float | None = None
     found: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def chosen_on(self) -> KnownDocuments | None:
+        """The documents it was chosen on; None where it does not name them."""
+        if DOCUMENTS not in self.text:
+            return None
+        return KnownDocuments(self.text[HASHED_TOKENS], frozenset(self.text[DOCUMENTS]))
 
     @property
     def edits(self) -> tuple[Edit, ...]:
@@ -142,6 +151,11 @@ def no_means(view: ModelView) -> Float64[np.ndarray, "layer head d_value"]:
     return np.zeros((view.n_layers, max(size.n_heads for size in view.sizes), view.d_value))
 
 
+def written(known: KnownDocuments) -> dict[str, Any]:
+    """Documents as a plan writes them."""
+    return {HASHED_TOKENS: known.n_tokens, DOCUMENTS: sorted(known.hashes)}
+
+
 def without_constants(edit: Edit) -> Edit:
     """The edit as a plan writes it."""
     return replace(edit, constants=()) if isinstance(edit, ConstantHeads) else edit
@@ -194,7 +208,18 @@ def _head(whole: dict[str, Any], name: str) -> dict[str, Any]:
     for key, size in head.get("shape", {}).items():
         if key not in SHAPE or type(size) is not int:
             raise RheoscopeError(f"{name}, shape has {key!r}: {size!r}: give whole numbers for {', '.join(SHAPE)}")
+    _refuse_documents(head.get("text", {}), name)
     return head
+
+
+def _refuse_documents(text: Mapping[str, Any], name: str) -> None:
+    if DOCUMENTS not in text:
+        return
+    n_tokens, hashes = text.get(HASHED_TOKENS), text[DOCUMENTS]
+    if type(n_tokens) is not int or n_tokens < 1:
+        raise RheoscopeError(f"{name}, text, {HASHED_TOKENS} is {n_tokens!r}: give a whole number from 1")
+    if not isinstance(hashes, list) or not all(isinstance(one, str) for one in hashes):
+        raise RheoscopeError(f"{name}, text, {DOCUMENTS} is {hashes!r}: give a list of texts, or take it out")
 
 
 def _typed(value: Any, kind: type, where: str) -> Any:

@@ -49,14 +49,21 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":merge", ":value"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that the loader would take for numbers, such as a hash 12e4."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
 
 
 def to_yaml(whole: dict[str, Any]) -> str:
     """Plain values as YAML, in the order given, lists of numbers on one line."""
-    return yaml.safe_dump(whole, sort_keys=False, default_flow_style=None, allow_unicode=True, width=110)
+    return yaml.dump(whole, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=110)
 
 
 def of_yaml(text: str, *, name: str, format: str, version: int) -> dict[str, Any]:

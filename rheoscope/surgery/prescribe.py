@@ -25,9 +25,10 @@ from rheoscope.stats import Estimate
 from rheoscope.surgery.candidates import Candidate, candidates, more_heads_than, most_promising
 from rheoscope.surgery.greedy import Bounds, Choice, Step, alone, edits_of, greedy, random_choice
 from rheoscope.surgery.passes import Passes
-from rheoscope.surgery.plan import Plan, PlannedEdit, fingerprint, shape_of, without_constants
+from rheoscope.surgery.plan import Plan, PlannedEdit, fingerprint, shape_of, without_constants, written
 from rheoscope.surgery.redundancy import lost_with_groups
 from rheoscope.surgery.sink_effects import head_means
+from rheoscope.surgery.texts import KnownDocuments
 
 N_RANDOM = 3
 MOST_CANDIDATES = 512  # of one kind; more are ranked first
@@ -125,6 +126,7 @@ def _described(text: Corpus) -> dict[str, object]:
         "windows": text.n_windows,
         "window": text.window,
         "documents": len(set(text.documents.tolist())),
+        **written(KnownDocuments.of(text)),
     }
 
 

@@ -79,6 +79,7 @@ class Verification:
     change_after_refit: Reading | None = None  # where a distillation followed
     controls: tuple[Control, ...] = ()  # fewer than were asked for where the edits fit nowhere else
     n_controls_asked: int = 0
+    n_chosen_on: int = 0  # documents among those verified on that the plan was chosen on: too few others were left
 
     def to_json(self) -> str:
         """All of it; what is not known is null."""

@@ -192,3 +192,18 @@ def test_edits_that_fit_nowhere_else_have_no_random_plan_beside_them_and_edit_sa
     outcome = command("edit", BUILT_IN, everywhere, *QUICK, "--no-refit", "--no-clock", "--out", "edited")
     assert outcome.code == 0, outcome
     assert "1 of 1 random plans left out: no other layers or key groups" in outcome.out
+
+
+def test_edit_says_how_many_documents_it_verifies_on_were_chosen_on(command, runs, tmp_path):
+    outcome = command(
+        *("prescribe", runs / "a.nc", *QUICK, "--only", "parallelize", "--max-loss", 0.5, "--out", "p.yaml"),
+        *("--n-random", 1, "--share", 0.9),
+    )
+    assert outcome.code == 0, outcome
+    quick = ("edit", BUILT_IN, "p.yaml", *QUICK, "--no-clock", "--no-refit", "--n-random", 0)
+    outcome = command(*quick, "--seed", 3, "--out", "few")
+    assert "of the documents are among those the plan was chosen on, which flatters it" in outcome.out
+    outcome = command(*quick, "--windows", 30, "--seed", 3, "--out", "enough")
+    assert outcome.code == 0, outcome
+    assert "which flatters it" not in outcome.out
+    assert json.loads((tmp_path / "enough" / "verification.json").read_text(encoding="utf-8"))["n_chosen_on"] == 0
