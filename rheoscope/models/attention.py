@@ -15,29 +15,10 @@ from torch import Tensor, nn
 
 from rheoscope.errors import Refused
 from rheoscope.models.blockwise import blockwise
+from rheoscope.models.in_place import Workspace, capped, hidden, plus
 
 MEAN_BLOCK = 16  # the same where the maps of a whole batch are averaged
 BLOCK = 64  # queries whose maps are alive at a time in `blocks`: of 9 heads and 512 keys 1 MB, which stays in the cache
-
-
-@dataclass
-class Workspace:
-    """One buffer for the query-by-key maps of a layer, reused by all layers.
-
-    Large tensors are mapped and page-faulted anew at every allocation; reuse makes eager attention about a third
-    faster on a CPU. Never handed out while gradients are recorded.
-    """
-
-    buffer: Tensor | None = None
-
-    def empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        size = 1
-        for extent in shape:
-            size *= extent
-        stale = self.buffer is None or self.buffer.dtype != like.dtype or self.buffer.device != like.device
-        if stale or self.buffer.numel() < size:
-            self.buffer = torch.empty(size, dtype=like.dtype, device=like.device)
-        return self.buffer[:size].view(shape)
 
 
 @dataclass
@@ -123,10 +104,10 @@ class Attention:
             found = blockwise(self.q, self.k, self.v, scale=self.scale, causal=self.causal and self.q.shape[2] > 1)
             self._z, self._normaliser, self._mean = found
         elif self._mean is None:
-            wide = torch.promote_types(self.q.dtype, torch.float32)
-            self._mean = self.q.new_zeros(len(self.q), self.q.shape[2], self.k.shape[2], dtype=wide)
-            for queries, block in self.blocks(MEAN_BLOCK):
-                self._mean[:, queries, : block.k.shape[2]] = block.probs.mean(1, dtype=wide)
+            call = self.raised()
+            self._mean = call.q.new_zeros(len(call.q), call.q.shape[2], call.k.shape[2])
+            for queries, block in call.blocks(MEAN_BLOCK):
+                self._mean[:, queries, : block.k.shape[2]] = block.probs.mean(1)
         return self._mean
 
     def _plain_on_cpu(self) -> bool:
@@ -183,19 +164,26 @@ class Attention:
         part._scores, part._probs = (None if x is None else x[rows] for x in (self._scores, self._probs))
         return part
 
+    def raised(self) -> Attention:
+        """The same call with q, k and v in float32 or better, for what is measured: a kernel adds up in float32 too."""
+        wide = torch.promote_types(self.q.dtype, torch.float32)
+        if wide == self.q.dtype:
+            return self
+        return replace(self, **{name: getattr(self, name).to(wide) for name in ("q", "k", "v")}, workspace=Workspace())
+
     def blocks(self, size: int = BLOCK, *, every: int = 1) -> Iterator[tuple[slice, Attention]]:
         """The same call a few queries at a time, for maps that need not be alive whole. All blocks share one buffer.
 
         Under a causal mask keys behind the last query of a block are left out: the maps of a block are narrower.
-        every: only every so-manieth query, from the first.
+        Maps are in float32 or better. every: only every so-manieth query, from the first.
         """
-        workspace = Workspace()
+        call, workspace = self.raised(), Workspace()
         n_query, n_key = self.q.shape[2], self.k.shape[2]
         triangular = self.mask is None and self.causal and n_query > 1
         for first in range(0, n_query, size * every):
             queries = slice(first, min(first + size * every, n_query), every)
             keys = slice(queries.stop if triangular and self._scores is None else n_key)
-            yield queries, self._of_queries(queries, keys, triangular=triangular, workspace=workspace)
+            yield queries, call._of_queries(queries, keys, triangular=triangular, workspace=workspace)
 
     def _of_queries(self, queries: slice, keys: slice, *, triangular: bool, workspace: Workspace) -> Attention:
         parts = {"q": self.q[:, :, queries], "k": self.k[:, :, keys], "v": self.v[:, :, keys]}
@@ -230,22 +218,19 @@ class Attention:
 
     def _softmax(self) -> Tensor:
         recording = torch.is_grad_enabled()
-        replaced = self._scores is not None
-        scores = self._scores if replaced else self._products(self.workspace)
+        scores = self._products(self.workspace) if self._scores is None else self._scores
+        if self._scores is not None and not recording:
+            scores = scores.clone()  # from here on all is done in place
         if self.softcap:
-            scores = torch.tanh(scores / self.softcap) * self.softcap
-            replaced = False
+            scores = capped(scores, self.softcap)
         if self.bias is not None:
-            scores = scores + self.bias
-            replaced = False
+            scores = plus(scores, self.bias)
         allowed = self.allowed
         additive = self.mask is not None and self.mask.dtype != torch.bool
         if additive:
-            scores = scores + self.mask
+            scores = plus(scores, self.mask)
         elif allowed is not None:
-            hidden = ~allowed
-            keep = recording or replaced
-            scores = scores.masked_fill(hidden, -torch.inf) if keep else scores.masked_fill_(hidden, -torch.inf)
+            scores = hidden(scores, ~allowed)
         gain = None
         if self.sinks is not None:
             log_total = scores.logsumexp(-1, keepdim=True)
@@ -257,7 +242,9 @@ class Attention:
             probs = torch.softmax(scores, -1, out=scores)
         if allowed is not None and not bool(allowed.any(-1).all()):
             probs = probs.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-        return probs if gain is None else probs * gain
+        if gain is None:
+            return probs
+        return probs * gain if recording else probs.mul_(gain)
 
     def _mixed(self) -> Tensor:
         batch, heads, n_query, n_key = self.probs.shape

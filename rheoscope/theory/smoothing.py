@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from rheoscope.theory.visible import visible_keys
+
 SAME = 1e-24  # spread of tokens, relative to their squared length, that is rounding
 MIXING = (0.0, 0.25, 0.5, 0.75, 1.0)  # a: 0 attends to itself only, 1 evenly to all
 
@@ -87,11 +89,13 @@ def smoothing_conditions(
     return Smoothing(dense / own, (x.mean(0) + bias + u.mean(0)).norm() / x.mean(0).norm())
 
 
-def mixed(u: Float[Tensor, "*batch token d"], a: float, *, causal: bool) -> Float[Tensor, "*batch token d"]:
-    """A_a u: (1 - a) u_i + a times the mean over the tokens that i may see."""
-    if causal:
-        counts = torch.arange(1, u.shape[-2] + 1, device=u.device, dtype=u.dtype)
-        mean = u.cumsum(-2) / counts[:, None]
-    else:
-        mean = u.mean(-2, keepdim=True)
-    return (1 - a) * u + a * mean
+def mixed(
+    u: Float[Tensor, "*batch token d"], a: float, *, causal: bool, width: int | None = None
+) -> Float[Tensor, "*batch token d"]:
+    """A_a u: (1 - a) u_i + a times the mean over the tokens that i may see; `width` is that of a sliding window."""
+    first, stop = (
+        torch.from_numpy(part).to(u.device) for part in visible_keys(u.shape[-2], causal=causal, width=width)
+    )
+    sums = torch.nn.functional.pad(u.double().cumsum(-2), (0, 0, 1, 0))
+    mean = (sums[..., stop, :] - sums[..., first, :]) / (stop - first)[:, None]
+    return (1 - a) * u + a * mean.to(u)

@@ -64,8 +64,10 @@ def masses_of(family, window, layer):
 
 def test_first_key_masses_and_errors_are_those_of_the_maps(family):
     for layer in range(3):
-        masses = np.stack([masses_of(family, window, layer)[0][:, :4] for window in range(12)])
-        value, error = plain.ratio(np.nan_to_num(masses), np.isfinite(masses).astype(float), CORPUS.documents)
+        found = [masses_of(family, window, layer) for window in range(12)]
+        masses = np.stack([of_window[:, :4] for of_window, _ in found])
+        counts = np.stack([counts[:4] for _, counts in found])[:, None] * np.isfinite(masses)
+        value, error = plain.ratio(np.nan_to_num(masses) * counts, counts.astype(float), CORPUS.documents)
         reading = measured(family).sel(layer=layer)
         np.testing.assert_allclose(reading.first_key_mass, value, **CLOSE)
         np.testing.assert_allclose(reading.first_key_mass_se, error, **CLOSE)
@@ -193,8 +195,8 @@ def test_nulls_stand_beside_the_masses():
     n = CORPUS.lengths.astype(int)
     first = sum(sum(1 / i for i in range(2, k + 1)) for k in n) / sum(k - 1 for k in n)
     late = sum(sum(1 / i for i in range(9, k + 1)) for k in n) / sum(max(k - 8, 0) for k in n)
-    assert float(data.sink_mass_null_uniform) == pytest.approx(first)
-    assert float(data.diagonal_mass_null_uniform) == pytest.approx(late)
+    assert data.sink_mass_null_uniform.values == pytest.approx([first] * 3)
+    assert data.diagonal_mass_null_uniform.values == pytest.approx([late] * 3)
     assert uniform_masses(np.array([10]), causal=False)["sink_mass"] == pytest.approx(0.1)
 
 
@@ -239,3 +241,26 @@ def test_every_reading_has_a_row_in_the_catalogue_and_every_row_is_read():
     read = {str(name) for family in ("gpt2", "gpt_oss") for name in measured(family)}
     examples = {name for name in rows if name.startswith("example_")}
     assert rows - {name for name in read if not name.endswith("_se")} <= examples
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "modernbert"])
+def test_an_even_model_has_the_masses_and_the_cosines_of_even_attention(name):
+    """Queries of 0 attend evenly to what their layer sees, sliding window and all."""
+    model = tiny(name)
+    view = ModelView(model)
+    corpus = corpus_of(np.random.default_rng(0).integers(3, 61, (9, 29)))
+
+    def silent(layer, q):
+        return torch.zeros_like(q)
+
+    options = {"sinks": SinkReadings.Options(n_sampled=2, n_geometry=0)}
+    with Float64Throughout(), view.tapped({"q": silent}):
+        data = measure(view, corpus, instruments=["sinks"], options=options, nulls=False)["sinks"]
+    for layer, width in enumerate(view.windows):
+        even = uniform_masses(corpus.lengths, causal=view.causal, width=width)
+        for mass in ("sink_mass", "diagonal_mass", "previous_mass"):
+            assert data[mass].values[layer] == pytest.approx([even[mass]] * view.n_heads)
+        if view.causal:
+            assert float(data.cosine_after[layer]) == pytest.approx(float(data.cosine_measured[layer, -1]))
+        predicted = np.isfinite(data.cosine_predicted[layer]).all() if "cosine_predicted" in data else None
+        assert predicted in (None, (width or 29) >= 29)

@@ -123,8 +123,8 @@ _SWITCHES = (
         "hard_switch_dependence",
         "how far the token decides the switch",
         "How much of a head's being off is decided by the token it reads. 0 is chance, 1 a switch that this token "
-        "alone turns.",
-        "adjusted η² = 1 - (1 - η²)(n - 1)/(n - k) of [A(i, sink) > 0.9] by token",
+        "alone turns. A query before the sink is not off.",
+        "adjusted η² = 1 - (1 - η²)(n - 1)/(n - k) of [A(i, sink) > 0.9] by token, i ≥ 8",
         bounds=_ANY,
     ),
     _row(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -11,12 +10,12 @@ from rheoscope.models.attention import MEAN_BLOCK, Attention
 
 def maps_of_heads(attention: Attention) -> Float[Tensor, "field window query key"]:
     """The maps of every window averaged over heads, then those of every head; float32 or better."""
-    n_windows, n_heads, n_query, _ = attention.q.shape
-    wide = torch.promote_types(attention.q.dtype, torch.float32)
-    maps = attention.q.new_zeros(1 + n_heads, n_windows, n_query, attention.k.shape[2], dtype=wide)
-    for queries, block in attention.blocks(MEAN_BLOCK):
+    call = attention.raised()
+    n_windows, n_heads, n_query, _ = call.q.shape
+    maps = call.q.new_zeros(1 + n_heads, n_windows, n_query, call.k.shape[2])
+    for queries, block in call.blocks(MEAN_BLOCK):
         probs = block.probs
         keys = slice(probs.shape[-1])
-        maps[0, :, queries, keys] = probs.mean(1, dtype=wide)
+        maps[0, :, queries, keys] = probs.mean(1)
         maps[1:, :, queries, keys] = probs.transpose(0, 1)
     return maps

@@ -1,7 +1,8 @@
 """Single entries of attention maps without the maps: from queries, keys and the normaliser of every row.
 
 A(i, j) = exp(M_ij - L_i), L_i the log-sum-exp of row i, which fused attention computes anyway. Where the map is there
-already, or the model needs it for its output (soft-cap, learned sinks), entries are read from it.
+already, or the model needs it for its output (soft-cap, learned sinks), entries are read from it. All are in float32 or
+better, whatever the model computes in.
 """
 
 from __future__ import annotations
@@ -40,10 +41,8 @@ def map_entries(attention: Attention) -> MapEntries:
     if needs_map or attention.softcap or attention.sinks is not None:
         return FromMap(attention.probs)
     _ = attention.z  # where the fused kernel makes it, the normalisers come with it
-    normaliser = attention.normaliser
-    if normaliser is None:
-        normaliser = chunked_normaliser(attention)
-    return FromNormaliser(attention, normaliser)
+    call, normaliser = attention.raised(), attention.normaliser
+    return FromNormaliser(call, chunked_normaliser(call) if normaliser is None else normaliser)
 
 
 @dataclass
@@ -54,14 +53,14 @@ class FromMap(MapEntries):
 
     def columns(self, keys: Int[Tensor, "batch head column"]) -> Float[Tensor, "batch head column query"]:
         n_query = self.probs.shape[2]
-        return self.probs.gather(3, keys[:, :, None].expand(-1, -1, n_query, -1)).mT
+        return _raised(self.probs.gather(3, keys[:, :, None].expand(-1, -1, n_query, -1)).mT)
 
     def diagonal(self, lag: int) -> Float[Tensor, "batch head query"]:
-        entries = self.probs.diagonal(-lag, dim1=2, dim2=3)
+        entries = _raised(self.probs.diagonal(-lag, dim1=2, dim2=3))
         return torch.nn.functional.pad(entries, (self.probs.shape[2] - entries.shape[-1], 0))
 
     def rows(self, queries: Int[Tensor, "#batch row"]) -> Float[Tensor, "batch head row key"]:
-        return of_queries(self.probs, queries)
+        return _raised(of_queries(self.probs, queries))
 
 
 @dataclass
@@ -77,8 +76,8 @@ class FromNormaliser(MapEntries):
         groups = keys.unflatten(1, (k.shape[1], -1)).flatten(2)
         chosen = k.gather(2, groups[..., None].expand(-1, -1, -1, d_head)).reshape(batch, heads, -1, d_head)
         logits = chosen @ q.mT * self.attention.scale
-        entries = (logits - self.normaliser[:, :, None]).exp()
-        return entries * may_attend(self.attention, keys)
+        logits = logits.masked_fill(~may_attend(self.attention, keys), -torch.inf)
+        return (logits - self.normaliser[:, :, None]).exp()
 
     def diagonal(self, lag: int) -> Float[Tensor, "batch head query"]:
         q, k = self.attention.q, self.attention.k
@@ -86,14 +85,19 @@ class FromNormaliser(MapEntries):
         kept = max(n - lag, 0)
         grouped = q[:, :, n - kept :].unflatten(1, (k.shape[1], -1))
         logits = (grouped * k[:, :, None, :kept]).sum(-1).flatten(1, 2) * self.attention.scale
-        entries = (logits - self.normaliser[:, :, n - kept :]).exp()
         if self.attention.mask is not None:
-            entries = entries * self.attention.allowed.diagonal(-lag, dim1=2, dim2=3)
+            seen = self.attention.allowed.diagonal(-lag, dim1=2, dim2=3)
+            logits = logits.masked_fill(~seen, -torch.inf)
+        entries = (logits - self.normaliser[:, :, n - kept :]).exp()
         return torch.nn.functional.pad(entries, (n - kept, 0))
 
     def rows(self, queries: Int[Tensor, "#batch row"]) -> Float[Tensor, "batch head row key"]:
         scores = masked_scores(self.attention, queries)
         return (scores - of_queries(self.normaliser[..., None], queries)).exp()
+
+
+def _raised(entries: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    return entries.to(torch.promote_types(entries.dtype, torch.float32))
 
 
 def masked_scores(attention: Attention, queries: Int[Tensor, "#batch row"]) -> Float[Tensor, "batch head row key"]:

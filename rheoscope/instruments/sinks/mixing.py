@@ -15,6 +15,7 @@ from rheoscope.instruments.sinks.patterns import SKIPPED
 from rheoscope.models.attention import Attention
 from rheoscope.models.view import ModelView
 from rheoscope.theory.smoothing import MIXING, mean_cosine, mixed, predicted_cosine, smoothing_conditions
+from rheoscope.theory.visible import visible_keys
 
 
 def linear_step(view: ModelView) -> bool:
@@ -44,14 +45,18 @@ def mixing_cosines(
     step: Float[Tensor, "token d_model"],
     v: Float[Tensor, "kv_head token d_value"],
 ) -> dict[str, np.ndarray]:
-    """Mean cosine before the step, after the natural one, and after A_a for every a, measured and predicted."""
+    """Mean cosine before the step, after the natural one, and after A_a for every a, measured and predicted.
+
+    A_1 is even over the keys that the layer sees. Not predicted where a sliding window hides some of those before.
+    """
+    sees = {"causal": view.causal, "width": view.windows[layer]}
     repeated = v.repeat_interleave(view.n_heads // view.n_kv_heads, 0)
     u = attention_step(view, layer, repeated)
     if linear_step(view):  # A_a is linear in a, and so are the steps
-        evenly = attention_step(view, layer, mixed(repeated, 1.0, causal=view.causal))
+        evenly = attention_step(view, layer, mixed(repeated, 1.0, **sees))
         steps = ((1 - a) * u + a * evenly for a in MIXING)
     else:
-        steps = (attention_step(view, layer, mixed(repeated, a, causal=view.causal)) for a in MIXING)
+        steps = (attention_step(view, layer, mixed(repeated, a, **sees)) for a in MIXING)
     measured = [mean_cosine((x + after)[1:]) for after in steps]
     found = {
         "cosine_before": mean_cosine(x[1:]),
@@ -60,7 +65,9 @@ def mixing_cosines(
     }
     if linear_step(view):
         conditions = smoothing_conditions(x[1:], u[1:])
-        found["cosine_predicted"] = predicted_cosine(x[1:], u[1:], attended_mean=u.mean(0))
+        hidden = (view.windows[layer] or len(x)) < len(x)
+        predicted = predicted_cosine(x[1:], u[1:], attended_mean=u.mean(0))
+        found["cosine_predicted"] = torch.full_like(predicted, torch.nan) if hidden else predicted
         found |= {"dense_gain": conditions.dense_gain, "mean_gain": conditions.mean_gain}
     return {name: value.cpu().numpy() for name, value in found.items()}
 
@@ -76,9 +83,8 @@ def density_correlation(
     length = len(x)
     if length < SKIPPED + 3:
         return np.nan
-    visible = length if not attention.causal else torch.arange(1, length + 1, device=x.device)
-    if attention.window is not None:
-        visible = torch.as_tensor(visible).clamp(max=attention.window)
+    first, stop = visible_keys(length, causal=attention.causal, width=attention.window)
+    visible = torch.from_numpy(stop - first).to(x.device)
     squares = [block.probs[0, :, :, :length].double().square().sum(-1) for _, block in attention.blocks()]
     density = (1 / torch.cat(squares, -1)[:, :length].clamp(min=1e-12) / visible).mean(0)
     change = token_cosines(x + step) - token_cosines(x)

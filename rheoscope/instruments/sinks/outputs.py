@@ -58,7 +58,7 @@ def _of_head(
     unit = lengths.mean() if lengths.mean() > 0 else np.nan
     readings = {
         "value_margin": margin.distance / unit,
-        "bound_assumption_share": float(assumption),
+        "bound_assumption_share": np.nan if np.isnan(margin.distance) else float(assumption),
         "bound_violations": float(broken.mean()),
     }
     chosen = np.linspace(0, len(queries) - 1, N_POINTS).round().astype(int)

@@ -24,15 +24,15 @@ class Sinks:
     """The sink of every head in every window.
 
     key: its position. attended: A(i, key) of all queries, plus what a learned sink takes. counted: queries whose
-    attention to it counts. mass: mean of `attended` over those. first_masses: the same of the first keys, NaN for keys
-    that too few queries may attend to. missing: what learned sinks take of each query; None without them.
+    attention to it counts. mass: mean of `attended` over those. first: what the first keys receive and from how many
+    queries, both 0 for keys that too few may attend to. missing: what learned sinks take of each query; None without.
     """
 
     key: Int[Tensor, "batch head"]
     attended: Float[Tensor, "batch head query"]
     counted: Bool[Tensor, "batch head query"]
     mass: Float[Tensor, "batch head"]
-    first_masses: Float[Tensor, "batch head first"]
+    first: tuple[Float[Tensor, "batch head first"], Int[Tensor, "batch head first"]]
     missing: Float[Tensor, "batch head query"] | None
 
 
@@ -55,16 +55,17 @@ def found_sinks(
     first = torch.arange(min(n_first, n_query), device=best.device).expand(batch, heads, -1)
     keys = torch.cat([first, best], -1)
     columns, counts = entries.columns(keys), may_attend(attention, keys) & counted[:, None, None]
-    masses = (columns * counts).sum(-1) / counts.sum(-1)
-    masses = masses.masked_fill(~eligible.gather(1, keys.flatten(1)).view_as(keys), torch.nan)
-    place = masses.nan_to_num(nan=-1.0).argmax(-1, keepdim=True)
+    allowed = eligible.gather(1, keys.flatten(1)).view_as(keys)
+    received, queries = ((part * allowed[..., None]).sum(-1) for part in (columns * counts, counts))
+    place = (received / queries).nan_to_num(nan=-1.0).argmax(-1, keepdim=True)
     take = place[..., None].expand(-1, -1, -1, n_query)
     attended, of_sink = columns.gather(2, take)[:, :, 0], counts.gather(2, take)[:, :, 0]
-    missing = None if attention.sinks is None else 1 - attention.probs.sum(-1)
+    missing = None if attention.sinks is None else 1 - attention.probs.sum(-1, dtype=columns.dtype)
     if missing is not None:
         attended = attended + missing
     mass = (attended * of_sink).sum(-1) / of_sink.sum(-1)
-    return Sinks(keys.gather(2, place)[..., 0], attended, of_sink, mass, masses[..., :-1], missing)
+    first_keys = received[..., :-1], queries[..., :-1]
+    return Sinks(keys.gather(2, place)[..., 0], attended, of_sink, mass, first_keys, missing)
 
 
 def counted_queries(attention: Attention, valid: Bool[Tensor, "batch query"]) -> Bool[Tensor, "batch query"]:

@@ -74,15 +74,15 @@ class SinkSamples:
                 x = sites.attn_in[row, :length].double().cpu().numpy()
                 found |= least_pattern_costs(x, self.corpus.tokens[window, :length], key)
             found |= self._bounds(layer, attention, sites.attention.z[row, :, :length], sinks, row, first=index == 0)
+            self.unsolved += _unsolved(found, present=[stream is not None for stream in streams])
         for name, value in found.items():
             self.read[name][index][layer] = np.asarray(value, np.float64)
-        self.unsolved += int(np.isnan(found.get("half_space_margin", 0.0)).sum())
 
     def _sink_count(self, attention: Attention, length: int) -> Float[np.ndarray, " head"]:
         """Number of keys, wherever they stand, whose mean mass exceeds the threshold."""
         valid = (torch.arange(attention.q.shape[2], device=attention.q.device) < length)[None]
         counted = counted_queries(attention, valid)
-        sums = attention.q.new_zeros(*attention.q.shape[:2], attention.k.shape[2])
+        sums = attention.q.new_zeros(*attention.q.shape[:2], attention.k.shape[2], dtype=torch.float64)
         for queries, block in attention.blocks():
             sums[..., : block.k.shape[2]] += (block.probs * counted[:, None, queries, None]).sum(2)
         mass = sums / queries_per_key(attention, counted)[:, None]
@@ -126,3 +126,9 @@ class SinkSamples:
             "unsolved_margins": self.unsolved,
             "closed_form": "holds" if linear_step(self.view) else "does not apply: a norm acts on what attention adds",
         }
+
+
+def _unsolved(found: dict[str, np.ndarray], *, present: list[bool]) -> int:
+    """How many margins and distances were asked for and not settled, of the streams that the model has."""
+    asked = [found[name][present] for name in ("half_space_margin", "sink_hull_distance") if name in found]
+    return sum(int(np.isnan(values).sum()) for values in (*asked, found.get("value_margin", np.zeros(0))))

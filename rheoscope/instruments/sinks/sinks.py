@@ -21,14 +21,16 @@ from rheoscope.instruments.instrument import Instrument, LayerSites, Pass
 from rheoscope.instruments.sampling import spread
 from rheoscope.instruments.sinks.map_entries import map_entries
 from rheoscope.instruments.sinks.pattern_costs import PATTERNS, SIZES, head_costs, pattern_slopes
-from rheoscope.instruments.sinks.patterns import FEWEST_QUERIES, Sinks, found_sinks, query_sums
+from rheoscope.instruments.sinks.patterns import FEWEST_QUERIES, SKIPPED, Sinks, found_sinks, query_sums
 from rheoscope.instruments.sinks.samples import SinkSamples
 from rheoscope.instruments.sinks.switches import Switches
 from rheoscope.instruments.sinks.value_norms import ValueNorms
 from rheoscope.models.taps import refusal
 from rheoscope.models.view import ModelView
-from rheoscope.stats import OWN, RatioOfSums
+from rheoscope.stats import OWN, RatioOfSums, windows_of_documents
+from rheoscope.stats.estimates import quotient
 from rheoscope.theory.smoothing import MIXING
+from rheoscope.theory.visible import visible_keys
 
 FEWEST_TOKENS = 2  # of a window in which some query has a choice
 RATIOS = (
@@ -85,7 +87,7 @@ class SinkReadings(Instrument):
         sampled = np.flatnonzero(self.readable)
         self.sampled = sampled[spread(len(sampled), self.options.n_sampled)] if self.options.n_sampled else sampled[:0]
         layers = range(view.n_layers)
-        per_unit = np.bincount(corpus.units)
+        per_unit = windows_of_documents(corpus.units)
         self.ratios = [RatioOfSums((len(RATIOS), view.n_heads), windows_per_document=per_unit) for _ in layers]
         n_first = min(self.options.n_first, corpus.window)
         self.first = [RatioOfSums((view.n_heads, n_first), windows_per_document=per_unit) for _ in layers]
@@ -122,9 +124,7 @@ class SinkReadings(Instrument):
         keep = kept[:, None, None]
         undefined = ~np.isfinite(tops) | ~np.isfinite(belows) | ~keep
         self.ratios[layer].update(units, np.where(undefined, 0, tops), np.where(undefined, 0, belows))
-        first = sinks.first_masses.double().cpu().numpy()
-        seen = np.isfinite(first) & keep
-        self.first[layer].update(units, np.where(seen, first, 0), seen.astype(float))
+        self.first[layer].update(units, *(np.where(keep, part.double().cpu().numpy(), 0) for part in sinks.first))
 
     def finalize(self) -> xr.Dataset:
         """Values and errors of the shared pass; nulls are added by `with_nulls`."""
@@ -139,8 +139,8 @@ class SinkReadings(Instrument):
         data["first_key_mass_se"] = ("layer", "head", "key"), np.stack([estimate.se for estimate in first])
         for kind in ("sink", "diagonal"):
             mass = data[f"{kind}_mass"][1]
-            rate = np.where(np.isfinite(mass).any(1), (mass > self.options.threshold).mean(1), np.nan)
-            data[f"{kind}_rate"] = ("layer",), rate
+            defined = np.isfinite(mass)
+            data[f"{kind}_rate"] = ("layer",), quotient((mass > self.options.threshold).sum(1), defined.sum(1))
         if len(self.sampled):
             data |= self.samples.readings(self.sampled) | self.switches.readings()
         coords = {
@@ -190,8 +190,11 @@ class SinkReadings(Instrument):
         chance = null.finalize()
         for name in (name for name in WITH_NULL if name in data and name in chance):
             data[f"{name}_null"], data[f"{name}_null_se"] = chance[name], chance[f"{name}_se"]
-        for name, value in uniform_masses(self.corpus.lengths[self.readable], causal=self.view.causal).items():
-            data[f"{name}_null_uniform"] = value
+        lengths = self.corpus.lengths[self.readable]
+        by_width = {w: uniform_masses(lengths, causal=self.view.causal, width=w) for w in set(self.view.windows)}
+        even = [by_width[width] for width in self.view.windows]
+        for name in even[0]:
+            data[f"{name}_null_uniform"] = ("layer",), np.array([of_layer[name] for of_layer in even])
         return data
 
 
@@ -208,12 +211,16 @@ def _sink_sums(
     return sums
 
 
-def uniform_masses(lengths: np.ndarray, *, causal: bool) -> dict[str, float]:
-    """Masses of the first key, of the diagonal and of the previous token if attention were spread evenly."""
+def uniform_masses(lengths: np.ndarray, *, causal: bool, width: int | None = None) -> dict[str, float]:
+    """Masses of the first key, of the diagonal and of the previous token if attention were spread evenly.
+
+    Over the keys that a query may see, `width` being that of a sliding window.
+    """
     totals = np.zeros((2, 2))
     for length in lengths:
-        visible = np.arange(1, length + 1) if causal else np.full(length, length)
-        for row, start in enumerate((1 if causal else 0, 8)):
-            totals[row] += (1 / visible[start:]).sum(), max(length - start, 0)
-    first, late = (top / below if below else np.nan for top, below in totals)
-    return {"sink_mass": first, "diagonal_mass": late, "previous_mass": late}
+        first, stop = visible_keys(int(length), causal=causal, width=width)
+        share, query = 1 / (stop - first), np.arange(length)
+        for row, counted in enumerate(((first == 0) & (query >= causal), query >= SKIPPED)):
+            totals[row] += share[counted].sum(), counted.sum()
+    sink, late = (top / below if below else np.nan for top, below in totals)
+    return {"sink_mass": sink, "diagonal_mass": late, "previous_mass": 0.0 if width == 1 else late}

@@ -39,5 +39,6 @@ def strongest_cosine(
         for mixture, probs in zip(mixtures, (strongest(block.probs, k), block.probs), strict=True):
             mixture.append(probs @ values)
     output = view.part(layer, view.family.o).forward
-    written = [output(torch.cat(mixture, 2).transpose(1, 2).flatten(2)) for mixture in mixtures]
+    heads = (torch.cat(mixture, 2).to(attention.v.dtype) for mixture in mixtures)  # as W_O takes them
+    written = [output(z.transpose(1, 2).flatten(2)) for z in heads]
     return torch.cosine_similarity(*written, dim=-1)
