@@ -49,8 +49,9 @@ def read(
     seen: list[tuple[str, int]] = []
     left_out = Counter(tokens=0, documents=0)
     texts = _encoded(_all_documents(names, split=split, field=field), tokenizer, seen)
+    separator = _separator(tokenizer) if pack else None
     if pack:
-        pieces = packed_pieces(texts, room, separator=_separator(tokenizer), tail=tail, left_out=left_out)
+        pieces = packed_pieces(texts, room, separator=separator, tail=tail, left_out=left_out)
     else:
         pieces = document_pieces(texts, room, tail=tail, most=windows_per_document, left_out=left_out)
     filled = filled_windows(pieces, frame, window, n_windows)
@@ -71,6 +72,7 @@ def read(
         packed=pack,
         n_windows_asked=n_windows,
         left_out=dict(left_out),
+        separator=separator,
     )
 
 

@@ -43,6 +43,7 @@ class Corpus:
     packed: bool
     n_windows_asked: int | None
     left_out: dict[str, int]
+    separator: int | None = None  # between packed documents
 
     @property
     def window(self) -> int:

@@ -1,5 +1,7 @@
 """Fields of whole models are those of their attention maps, and what cannot be read is refused in one sentence."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +88,14 @@ def test_a_sliding_window_bounds_the_lags_that_rows_have():
     width = 5
     assert np.isnan(data.lag_profile.values[:, width:]).all()
     assert np.isfinite(data.lag_profile.values[:, :width]).all()
+
+
+def test_a_sliding_window_to_both_sides_bounds_lags_of_both_signs():
+    data = measured("modernbert", bands=(), scales=(2.0,), skip_rows=0, sink="keep")
+    view = ModelView(tiny("modernbert"))
+    for layer, width in enumerate(view.windows):
+        seen = data.lag[np.isfinite(data.lag_profile.values[layer])].values
+        assert (seen.min(), seen.max()) == ((-28, 28) if width is None else (1 - width, width - 1))
 
 
 def test_every_variable_has_its_row_and_lies_within_its_bounds():
@@ -176,6 +186,12 @@ def test_the_null_of_shuffled_text_keeps_the_tokens_and_the_special_ones_in_plac
     assert (np.sort(shuffled.tokens, 1) == np.sort(corpus.tokens, 1)).all()
     assert (shuffled.tokens != corpus.tokens).mean() > 0.8
     assert (chance_corpus(corpus, seed=3).tokens == shuffled.tokens).all()
+    packed = replace(corpus, packed=True, separator=int(corpus.tokens[0, 7]))
+    ends = packed.tokens == packed.separator
+    assert ends[0, 7]
+    moved = chance_corpus(packed, seed=3).tokens
+    assert ((moved == packed.separator) == ends).all()
+    assert (np.sort(moved, 1) == np.sort(corpus.tokens, 1)).all()
 
 
 def test_some_windows_as_snapshots_are_the_corpus_of_those_windows():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
+from rheoscope.instruments.fields.ensemble import _jackknife, balanced_groups
 from rheoscope.instruments.fields.entries import Entries
 from rheoscope.instruments.fields.pod import (
     LEVELS,
@@ -253,3 +254,28 @@ def test_coefficients_and_modes_make_the_windowed_snapshots_again():
     phi, coefficients = modes(X, type(found)(*(part[0] for part in found)), 17, window=by_entry, n_modes=16)
     np.testing.assert_allclose((coefficients @ phi).numpy(), (X * by_entry).numpy(), atol=1e-10)
     np.testing.assert_allclose((X * by_entry @ phi.T).numpy(), coefficients.numpy(), atol=1e-10)
+
+
+@pytest.mark.parametrize(("n_documents", "per_document"), [(16, 2), (12, 8), (10, 15)])
+def test_the_error_of_h_star_is_its_spread_over_other_texts_whatever_the_size_of_the_groups(n_documents, per_document):
+    generator = np.random.default_rng(0)
+    place = np.repeat(np.arange(n_documents), per_document)
+    ranks, errors = [], []
+    for _ in range(40):
+        X = generator.standard_normal((len(place), 300)) * np.arange(1, 301) ** -0.3
+        X = torch.from_numpy(X - X.mean(0))
+        grams = (X @ X.T)[None]
+        ranks.append(h_star(spectrum(grams, len(X)).eigenvalues.numpy(), 0.10)[0])
+        errors.append(_jackknife(grams, place, np.zeros(1))[0][0, 0])
+    assert np.mean(errors) < 3 * max(np.std(ranks), 0.3)
+
+
+def test_groups_hold_whole_documents_and_are_as_alike_as_they_can_be():
+    for sizes in ([1] * 150, [15] * 10, [8] * 12, [40, 3, 3, 3, 3, 3, 3, 3, 3], [5], [2, 7]):
+        group = balanced_groups(np.repeat(np.arange(len(sizes)), sizes))
+        of_document = [np.unique(part) for part in np.split(group, np.cumsum(sizes)[:-1])]
+        assert all(len(groups) == 1 for groups in of_document)
+        held = np.bincount(group)
+        assert (held > 0).all()
+        assert np.ptp(held) <= max(sizes)
+    assert np.ptp(np.bincount(balanced_groups(np.repeat(np.arange(10), 15)))) == 0

@@ -27,7 +27,7 @@ from rheoscope.instruments.fields.pod import (
 from rheoscope.instruments.fields.snapshots import Ensemble
 from rheoscope.stats.estimates import quotient, ratio_of_sums
 
-GROUPS = 8  # of documents, left out one at a time for standard errors
+GROUPS = 8  # of documents at most, left out one at a time for standard errors
 MOST_SUBSETS = 4  # of snapshots that share the work of one count in the curve H*(N)
 LIMITED = 0.6  # of the number of snapshots: above, H* is bounded by them
 Readings = dict[str, np.ndarray]
@@ -220,19 +220,37 @@ def _held_out_at_h_star(
 def _jackknife(
     grams: Float64[Tensor, "band row row"], place: Int64[np.ndarray, " row"], floor: Float64[np.ndarray, " band"]
 ) -> tuple[Float64[np.ndarray, "band level"], Float64[np.ndarray, " band"]]:
-    """Standard errors of H* and β from leaving out an eighth of the documents at a time."""
-    n_groups = min(GROUPS, int(place.max()) + 1)
+    """Standard errors of H* and β from leaving out a group of documents at a time, as many snapshots each time.
+
+    Both change with the number of snapshots: where groups cannot be equal, the larger remainders are thinned evenly.
+    """
+    group = balanced_groups(place)
+    remainders = [np.flatnonzero(group != left_out) for left_out in range(group.max() + 1)]
+    n_groups, fewest = len(remainders), min(map(len, remainders))
+    if n_groups < 2 or fewest < 2:
+        return np.full((len(grams), len(LEVELS)), np.nan), np.full(len(grams), np.nan)
     ranks, slopes = [], []
-    for group in range(n_groups):
-        chosen = np.flatnonzero(place % n_groups != group)
-        if len(chosen) < 2:
-            return np.full((len(grams), len(LEVELS)), np.nan), np.full(len(grams), np.nan)
-        values = subset_spectrum(grams, chosen)
+    for rows in remainders:
+        values = subset_spectrum(grams, rows[_spread(len(rows), fewest, 0, 1)])
         ranks.append(_ranks(values, 0.0, floor))
-        slopes.append([power_law(of_band, len(chosen)).beta for of_band in values])
-    scale = np.sqrt((n_groups - 1) ** 2 / n_groups)
-    spread = [np.std(samples, axis=0, ddof=1) if n_groups > 1 else np.nan for samples in (ranks, slopes)]
-    return tuple(np.asarray(part) * scale for part in spread)
+        slopes.append([power_law(of_band, fewest).beta for of_band in values])
+    scale = (n_groups - 1) / np.sqrt(n_groups)
+    return tuple(scale * np.std(samples, axis=0, ddof=1) for samples in (ranks, slopes))
+
+
+def balanced_groups(documents: Int64[np.ndarray, " row"]) -> Int64[np.ndarray, " row"]:
+    """The group of every row: whole documents, in GROUPS groups, or up to three fewer if those are more alike."""
+    sizes = np.bincount(documents)
+    most = min(GROUPS, len(sizes))
+    choices = []
+    for n in range(most, max(most - 4, 1), -1):
+        group, filled = np.zeros(len(sizes), np.int64), np.zeros(n)
+        for document in np.argsort(-sizes, kind="stable"):
+            group[document] = filled.argmin()
+            filled[group[document]] += sizes[document]
+        choices.append((np.ptp(filled), group))
+    _, best = min(choices, key=lambda choice: choice[0], default=(0, np.zeros(len(sizes), np.int64)))
+    return best[documents]
 
 
 def _decay(eigenvalues: Float64[np.ndarray, "band component"], n: int, varies: Bool[np.ndarray, " band"]) -> Readings:

@@ -20,7 +20,7 @@ class Entries:
 
     A causal map has the entries j <= i and the lags 0 … L - 1; a map that sees both ways has all of them, and lags of
     both signs. `skip_rows` leaves out the first queries of a causal map, whose rows are short (the first is always 1);
-    `sink="separate"` leaves out key 0; `width` is the number of lags that a causal layer with a sliding window sees.
+    `sink="separate"` leaves out key 0; `width` is that of a sliding window, which sees lags of a smaller size.
     What is left out stays in the order and is not marked in `kept`.
 
     Attributes:
@@ -31,7 +31,7 @@ class Entries:
         self.window, self.causal = window, causal
         self.first_row = skip_rows if causal else 0
         self.first_key = 1 if sink == "separate" else 0
-        self.width = min(width or window, window) if causal else window
+        self.width = min(width or window, window)
         query, key = np.divmod(np.arange(window**2), window)
         if causal:
             query, key = query[key <= query], key[key <= query]
@@ -54,7 +54,7 @@ class Entries:
     @cached_property
     def kept(self) -> Bool[np.ndarray, " entry"]:
         """The entries that the field is made of."""
-        return (self.query >= self.first_row) & (self.key >= self.first_key) & (self.lag < self.width)
+        return (self.query >= self.first_row) & (self.key >= self.first_key) & (abs(self.lag) < self.width)
 
     @cached_property
     def n_kept(self) -> Int64[np.ndarray, " lag"]:
@@ -97,11 +97,11 @@ class Entries:
     def support(self) -> Int64[np.ndarray, "query 2"]:
         """First and last index into `lags` that the row of each query has in the field; (0, -1) for a row without."""
         query = np.arange(self.window)
-        first = np.zeros_like(query) if self.causal else query
-        last = query - int(self.lags[0]) - self.first_key
-        last = np.minimum(last, self.width - 1) if self.causal else last
+        least = 0 if self.causal else query - (self.window - 1)
+        first = np.maximum(least, 1 - self.width)
+        last = np.minimum(query - self.first_key, self.width - 1)
         none = (query < self.first_row) | (last < first)
-        return np.stack([np.where(none, 0, first), np.where(none, -1, last)], 1)
+        return np.stack([np.where(none, 0, first - self.lags[0]), np.where(none, -1, last - self.lags[0])], 1)
 
     def picture(self, values: Float64[np.ndarray, "*batch entry"], n_bins: int) -> Float64[np.ndarray, "*batch q k"]:
         """Values as a map of query by key in at most `n_bins` bins a side: means over the field's entries of each bin.

@@ -107,9 +107,7 @@ class Fields(Instrument):
 
     def _widths(self) -> list[int | None]:
         """Lags that each layer sees, where a sliding window bounds them."""
-        return [
-            width if self.view.causal and width and width < self.corpus.window else None for width in self.view.windows
-        ]
+        return [width if width and width < self.corpus.window else None for width in self.view.windows]
 
     def _plan(self, width: int | None) -> Plan:
         chosen, window = self.options, self.corpus.window

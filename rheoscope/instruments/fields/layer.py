@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Complex128, Float, Int64
+from jaxtyping import Complex128, Float, Int64, UInt
 from torch import Tensor
 
 from rheoscope.corpus import Corpus
@@ -18,8 +18,9 @@ from rheoscope.instruments.fields.entries import Entries
 from rheoscope.instruments.fields.snapshots import AllSnapshots, Ensemble, LeadingSubspace, Snapshots
 from rheoscope.instruments.fields.wavelets import Morlet, RowEnergies, between_steps
 from rheoscope.instruments.heap import hand_back
-from rheoscope.stats import OWN, RatioOfSums
+from rheoscope.stats import OWN, RatioOfSums, windows_of_documents
 from rheoscope.stats.estimates import quotient
+from rheoscope.theory.visible import visible_keys
 
 HEAD_READINGS = ("h_star", "beta", "intensity")
 
@@ -46,6 +47,10 @@ class Plan:
         """The unit of every snapshot."""
         return self.corpus.units[self.snapshots]
 
+    def windows_of_units(self, windows: Int64[np.ndarray, " window"]) -> UInt[np.ndarray, " unit"]:
+        """How many of some windows each unit has."""
+        return windows_of_documents(self.corpus.units[windows], int(self.units.max()) + 1)
+
     @cached_property
     def row_energies(self) -> RowEnergies:
         return RowEnergies(self.morlet, self.entries.support[self.rows])
@@ -53,9 +58,9 @@ class Plan:
     @cached_property
     def uniform_energy(self) -> Float[np.ndarray, " scale"]:
         """The energy by scale of attention that is even over all keys it may see."""
-        n, entries = self.entries.window, self.entries
-        visible = np.minimum(np.arange(n) + 1, entries.width) if entries.causal else np.full(n, n)
-        packed = torch.from_numpy(1.0 / visible[entries.query])
+        entries = self.entries
+        first, stop = visible_keys(entries.window, causal=entries.causal, width=entries.width)
+        packed = torch.from_numpy(1.0 / (stop - first)[entries.query])
         by_lag, _ = self.row_energies(entries.rows(packed[None], self.rows))
         return quotient(by_lag[0].sum(1), self.row_energies.count_by_lag.sum(1))
 
@@ -78,10 +83,10 @@ class Layer:
         self.plan, self.entries = plan, plan.entries
         self.snapshots = [plan.empty() for _ in range(1 + plan.n_heads)]
         n_lags = len(self.entries.lags)
-        per_unit = np.bincount(plan.units)
+        per_unit = plan.windows_of_units(plan.snapshots)
         self.profiles = [RatioOfSums((n_lags,), windows_per_document=per_unit) for _ in self.snapshots]
         n_scales = len(plan.morlet.scales)
-        per_unit = np.bincount(plan.corpus.units[plan.sampled], minlength=len(per_unit))
+        per_unit = plan.windows_of_units(plan.sampled)
         self.scale_energy = RatioOfSums((n_scales,), windows_per_document=per_unit)
         self.by_lag = np.zeros((n_scales, n_lags))
         self.by_row = np.zeros((n_scales, len(plan.rows)))

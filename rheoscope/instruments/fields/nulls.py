@@ -14,12 +14,14 @@ COMPARED = ("scale_energy", "lag_profile", "intensity", "intensity_by_lag", "h_s
 
 
 def chance_corpus(corpus: Corpus, seed: int) -> Corpus:
-    """The same windows with their text tokens in random order; special tokens stay in their places."""
+    """The same windows with their text tokens in random order; special tokens and separators stay in their places."""
     generator = np.random.default_rng(seed)
     tokens = corpus.tokens.copy()
-    last = corpus.window - len(corpus.framing.suffix)
-    first = len(corpus.framing.prefix)
-    tokens[:, first:last] = generator.permuted(tokens[:, first:last], axis=1)
+    places = np.arange(corpus.window)
+    text = (places >= len(corpus.framing.prefix)) & (places < corpus.window - len(corpus.framing.suffix))
+    for row in tokens:
+        moved = text & (row != corpus.separator) if corpus.packed else text
+        row[moved] = generator.permutation(row[moved])
     return replace(corpus, tokens=tokens)
 
 
