@@ -107,6 +107,18 @@ def test_memory_does_not_grow_with_the_number_of_documents():
     assert (ratio.finalize().n == n_documents).all()
 
 
+def test_a_document_takes_a_byte_of_an_accumulator_and_shares_the_rest():
+    few, many = (stats.windows_of_documents(np.repeat(np.arange(n), 2)) for n in (100, 10_100))
+    ratios = [stats.RatioOfSums((4,), windows_per_document=many) for _ in range(3)]
+    assert all(np.shares_memory(ratio.windows, many) for ratio in ratios)
+    size = sum(array.nbytes for array in stats.RatioOfSums((4,), windows_per_document=few).state().values())
+    assert sum(array.nbytes for array in ratios[0].state().values()) - size == 2 * 10_000  # with the shared numbers
+    large = stats.RatioOfSums((), windows_per_document=np.array([300, 1]))
+    large.update(np.zeros(256, int), np.ones(256), np.ones(256))
+    large.update(np.zeros(44, int), np.ones(44), np.ones(44))
+    assert int(large.finalize().n) == 1
+
+
 def test_windows_counted_twice_are_refused():
     part = fed(np.arange(4))
     with pytest.raises(RheoscopeError, match="counted twice"):

@@ -20,7 +20,7 @@ from rheoscope.models.view import ModelView
 # Tensors of a batch that are alive at a time, calibrated on what runs took (docs/scale.md).
 STREAMS = 20  # [position d_model]: stream, norms, queries, keys, values, sites, and copies of the instruments
 HIDDEN = 4  # [position d_ffn]: gate, up, their product, and what it is made of
-MAPS = 1.5  # [head query key] of one window: where maps are read whole
+MAPS = 1.5  # [head query key] of one window: where maps are read whole, or the model needs them for its output
 LOGITS = 1.3  # [position vocabulary]
 SLACK = 192 * 2**20  # of libraries, and memory that the allocator does not hand back
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
@@ -75,7 +75,7 @@ def window_bytes(view: ModelView, instruments: Sequence[Instrument], window: int
         default=4 * view.d_model,
     )
     in_layer = window * (STREAMS * view.d_model + HIDDEN * widest)
-    if any("attn_probs" in instrument.sites for instrument in instruments):
+    if view.needs_maps or any("attn_probs" in instrument.sites for instrument in instruments):
         in_layer += MAPS * view.n_heads * window**2
     output = view.model.get_output_embeddings()
     logits = LOGITS * window * output.weight.shape[0] if head and output is not None else 0

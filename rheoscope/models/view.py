@@ -97,6 +97,9 @@ class ModelView:
         self.d_head, self.d_value = max(((size.d_head, size.d_value) for size in self.sizes), default=(0, 0))
         self.scales = [0.0 if attention is None else attention.scale for attention in by_layer]
         self.windows = [None if attention is None else attention.window for attention in by_layer]
+        self.needs_maps = any(
+            attention.softcap or attention.sinks is not None or attention.bias is not None for _, attention in calls
+        )  # for its own output
         self.causal = not any(sees_the_future(attention) for _, attention in calls)
         self.one_stream = one_stream(self.inner, self.blocks)
         self.d_model: int = self.config.get_text_config().hidden_size

@@ -5,9 +5,11 @@ from rheoscope.stats.accumulators import Histogram as Histogram
 from rheoscope.stats.accumulators import HistogramCounts as HistogramCounts
 from rheoscope.stats.accumulators import Mean as Mean
 from rheoscope.stats.accumulators import Moments as Moments
+from rheoscope.stats.documents import Counts as Counts
 from rheoscope.stats.documents import DocumentSums as DocumentSums
 from rheoscope.stats.documents import PerDocument as PerDocument
 from rheoscope.stats.documents import RatioOfSums as RatioOfSums
+from rheoscope.stats.documents import windows_of_documents as windows_of_documents
 from rheoscope.stats.estimates import Estimate as Estimate
 from rheoscope.stats.estimates import Interval as Interval
 from rheoscope.stats.estimates import bootstrap_ratio as bootstrap_ratio

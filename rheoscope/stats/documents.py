@@ -10,7 +10,7 @@ means that data was counted twice: RheoscopeError.
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int, Int64, Shaped
+from jaxtyping import Bool, Float64, Int, Int64, Shaped, UInt
 from torch import Tensor
 
 from rheoscope.errors import RheoscopeError
@@ -19,16 +19,21 @@ from rheoscope.stats.comoments import CoMoments
 from rheoscope.stats.estimates import Estimate, float64, linearised_se, paired_rows, quotient
 
 Documents = Int[np.ndarray | Tensor, " window"]
+Counts = Int[np.ndarray, " document"] | UInt[np.ndarray, " document"]
+Some = Int[np.ndarray, " some"] | UInt[np.ndarray, " some"]
 
 
 class DocumentAccumulator(Accumulator):
-    """Keeps count of the windows that have come of every document: one whole number per document."""
+    """Keeps count of the windows that have come of every document: for most texts one byte per document.
 
-    windows: Int64[np.ndarray, " document"]
-    seen: Int64[np.ndarray, " document"]
+    The numbers of windows are shared by all accumulators that are given one array of `windows_of_documents`.
+    """
 
-    def __init__(self, windows_per_document: Int[np.ndarray, " document"]) -> None:
-        self.windows = np.array(windows_per_document, np.int64)
+    windows: UInt[np.ndarray, " document"]
+    seen: UInt[np.ndarray, " document"]
+
+    def __init__(self, windows_per_document: Counts) -> None:
+        self.windows = _narrow(windows_per_document)
         self.seen = np.zeros_like(self.windows)
 
     def _tally(self, documents: Documents) -> Int64[np.ndarray, " window"]:
@@ -39,22 +44,37 @@ class DocumentAccumulator(Accumulator):
                 f"windows of documents {numbers.min()} to {numbers.max()} came, of {len(self.windows)} documents; "
                 "number documents from 0 and pass the number of windows of each."
             )
-        self._see(np.bincount(numbers, minlength=len(self.windows)))
+        self._see(*np.unique(numbers, return_counts=True))
         return numbers
 
-    def _see(self, windows: Int64[np.ndarray, " document"]) -> None:
-        seen = self.seen + windows
-        if (seen > self.windows).any():
-            first = int(np.argmax(seen > self.windows))
+    def _see(self, documents: Int64[np.ndarray, " some"], windows: Some) -> None:
+        """Count windows of some documents, each named once."""
+        seen, most = self.seen[documents] + windows.astype(np.int64), self.windows[documents]
+        if (seen > most).any():
+            first = int(np.argmax(seen > most))
             raise RheoscopeError(
-                f"{seen[first]} windows of document {first} came, and it has {self.windows[first]}; "
+                f"{seen[first]} windows of document {documents[first]} came, and it has {most[first]}; "
                 "the same windows were counted twice: feed or merge them once."
             )
-        self.seen = seen
+        self.seen[documents] = seen
+
+    def _see_those_of(self, other: "DocumentAccumulator") -> None:
+        documents = np.flatnonzero(other.seen)
+        self._see(documents, other.seen[documents])
+
+
+def windows_of_documents(documents: Int[np.ndarray, " window"], n: int = 0) -> UInt[np.ndarray, " document"]:
+    """How many windows each document has, of `n` documents at least, to be shared by accumulators."""
+    return _narrow(np.bincount(documents, minlength=n))
+
+
+def _narrow(windows: Counts) -> UInt[np.ndarray, " document"]:
+    """Whole numbers in the least room; the same array where it is so already."""
+    return np.asarray(windows, np.min_scalar_type(int(np.max(windows, initial=0))))
 
 
 class RatioOfSums(DocumentAccumulator):
-    """Ratio Σn/Σd with its standard error over documents, in memory that does not grow with their number.
+    """Ratio Σn/Σd with its standard error over documents, in memory that grows by a byte or two with each.
 
     Of complete documents it keeps the number, the sums and the central products of (n, d), which is all that the
     linearised error needs. Open documents keep their sums; on `finalize` they count as they stand. A document whose
@@ -63,7 +83,7 @@ class RatioOfSums(DocumentAccumulator):
 
     arrays = ("windows", "seen", "open_documents", "open_sums", "count", "sums", "products")
 
-    def __init__(self, shape: tuple[int, ...], *, windows_per_document: Int[np.ndarray, " document"]) -> None:
+    def __init__(self, shape: tuple[int, ...], *, windows_per_document: Counts) -> None:
         super().__init__(windows_per_document)
         self.open_documents = np.zeros(0, np.int64)
         self.open_sums = np.zeros((0, 2, *shape))
@@ -100,10 +120,10 @@ class RatioOfSums(DocumentAccumulator):
         return CoMoments(self.count, self.sums, self.products)
 
     def _layout(self) -> tuple:
-        return (*self.windows.tolist(), self.count.shape)
+        return (self.windows.tobytes(), self.count.shape)
 
     def _take_in(self: A, other: A) -> None:
-        self._see(other.seen)
+        self._see_those_of(other)
         self.count, self.sums, self.products = self._closed().joined(other._closed())
         self._settle(other.open_documents, other.open_sums)
 
@@ -124,9 +144,7 @@ class PerDocument(DocumentAccumulator):
 
     arrays = ("windows", "seen", "names", "sums")
 
-    def __init__(
-        self, names: tuple[str, ...], shape: tuple[int, ...] = (), *, windows_per_document: Int[np.ndarray, " document"]
-    ) -> None:
+    def __init__(self, names: tuple[str, ...], shape: tuple[int, ...] = (), *, windows_per_document: Counts) -> None:
         super().__init__(windows_per_document)
         self.names = np.array(names)
         self.sums = np.zeros((len(names), len(self.windows), *shape))
@@ -148,10 +166,10 @@ class PerDocument(DocumentAccumulator):
         return DocumentSums(numbers, self.seen[numbers] == self.windows[numbers], sums)
 
     def _layout(self) -> tuple:
-        return (*self.names.tolist(), *self.windows.tolist(), *self.sums.shape)
+        return (*self.names.tolist(), self.windows.tobytes(), *self.sums.shape)
 
     def _take_in(self: A, other: A) -> None:
-        self._see(other.seen)
+        self._see_those_of(other)
         self.sums = self.sums + other.sums
 
 

@@ -83,15 +83,12 @@ def ranks_of(M, prefix="", *, gauge=True):
     }
 
 
-def spectra_of(call, window):
-    """Readings per head of one window that need its spectrum, and the eigenvalues of M that are not zero.
-
-    The capacity is that of a whole `window`, 2 d_head directions at most.
-    """
+def spectra_of(call):
+    """Readings per head of one window that need its spectrum, and the eigenvalues of M that are not zero."""
     M = naive.scores(call.Q, call.K, call.scale)
     n, d_head = call.Q.shape[1:]
     readings = ranks_of(M)
-    readings["utilisation"] = readings["routing_k90"] / min(window, 2 * d_head)
+    readings["utilisation"] = readings["routing_k90"] / min(n, 2 * d_head)
     eigenvalues = torch.linalg.eigvals(M)
     largest = eigenvalues.abs().argsort(-1, descending=True)[:, : min(n, d_head)]
     eigenvalues = eigenvalues.gather(-1, largest)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from rheoscope.instruments.measure import measure
+from rheoscope.instruments.memory import window_bytes
+from rheoscope.instruments.sinks.sinks import SinkReadings
 from rheoscope.models.view import ModelView
 from tests.tiny import tiny
 
@@ -38,3 +40,13 @@ def test_the_peak_of_memory_does_not_grow_with_the_number_of_documents():
     first = peak_of(view, few)
     assert peak_of(view, many) < first + SLACK
     assert np.unique(many.documents).size == 320
+
+
+@pytest.mark.parametrize(("name", "needed"), [("llama", False), ("gemma2", True), ("gpt_oss", True)])
+def test_a_model_that_needs_its_maps_is_estimated_with_them(name, needed):
+    view, window = ModelView(tiny(name)), 512
+    assert view.needs_maps is needed
+    maps = view.n_heads * window**2 * view.dtype.itemsize
+    per_window = window_bytes(view, [SinkReadings(view, random_corpus())], window, head=False)
+    without = window_bytes(view, [], 1, head=False) * window
+    assert (per_window >= without + maps) is view.needs_maps

@@ -42,7 +42,7 @@ def over_heads_of_a_fresh_model(family, seed):
         sums = [[plain.sums_of(call)[name] for call in calls] for calls in windows]
         numerators, denominators = (sum(torch.stack([layer[i] for layer in window]) for window in sums) for i in (0, 1))
         readings[name] = float((numerators / denominators).mean())
-    spectra = [plain.spectra_of(call, 29)[0] for calls in windows for call in calls]
+    spectra = [plain.spectra_of(call)[0] for calls in windows for call in calls]
     return readings | {name: float(torch.stack([one[name] for one in spectra]).mean()) for name in SPECTRAL}
 
 

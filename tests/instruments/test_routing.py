@@ -44,9 +44,7 @@ def attention_calls(family):
 def dense_spectra(family):
     """Readings and eigenvalues of the sampled windows: [layer][sampled window]."""
     calls = attention_calls(family)
-    return [
-        [plain.spectra_of(calls[window][layer], CORPUS.window) for window in sampled(N_SPECTRA)] for layer in range(3)
-    ]
+    return [[plain.spectra_of(calls[window][layer]) for window in sampled(N_SPECTRA)] for layer in range(3)]
 
 
 def sampled(n):

@@ -36,7 +36,7 @@ def test_heads_read_in_any_number_of_threads_equal_dense_spectra(n, n_threads):
     repeated = naive.repeated(K, 4)
     for batch in range(2):
         call = plain.Call(Q[batch], repeated[batch], 0.3, torch.zeros(0))
-        expected, dense = plain.spectra_of(call, n)
+        expected, dense = plain.spectra_of(call)
         for name, value in expected.items():
             torch.testing.assert_close(readings[name][batch], value, rtol=1e-9, atol=1e-11, msg=name)
         largest = eigenvalues[batch].abs().amax(-1)
@@ -77,7 +77,7 @@ def simulated():
     """Readings of heads of independent standard normal queries and keys, from dense N x N scores: [draw]."""
     Q, K = gaussian(2, DRAWS, N, D_HEAD, seed=11)
     call = plain.Call(Q, K, D_HEAD**-0.5, torch.zeros(0))
-    readings = plain.spectra_of(call, N)[0]
+    readings = plain.spectra_of(call)[0]
     shares = {name: numerator / whole for name, (numerator, whole) in plain.sums_of(call).items()}
     readings["stability_max_re"] /= (D_HEAD**-0.5 * K.mT @ Q).square().sum((-2, -1)).sqrt()
     return readings | shares

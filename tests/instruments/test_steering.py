@@ -253,3 +253,24 @@ def test_a_model_type_without_a_row_is_refused_with_the_way_out():
 def test_bad_options_are_one_sentence(options, message):
     with pytest.raises(RheoscopeError, match=message):
         measured(ModelView(tiny("llama")), random_corpus(), options)
+
+
+def test_a_layer_without_a_deficit_leaves_no_trend_rather_than_a_wrong_one():
+    view, corpus = ModelView(tiny("llama")), random_corpus()
+    with view.tapped({"attn_out": lambda _, A: A * 0}, layers=[1]):
+        data = measured(view, corpus)
+    assert np.isfinite(data.angular_deficit.values).tolist() == [True, False, True]
+    assert np.isnan(data.angular_deficit_slope)
+    assert np.isnan(data.angular_deficit_mean)
+
+
+def test_a_stream_that_is_no_number_shows_in_the_check_of_the_sum():
+    def broken(_, F):
+        F = F.clone()
+        F[0, 5] = torch.nan
+        return F
+
+    view, corpus = ModelView(tiny("llama")), random_corpus()
+    with view.tapped({"ffn_out": broken}, layers=[1]):
+        data = measured(view, corpus)
+    assert np.isnan(data.resid_sum_error.values).tolist() == [False, True, True]

@@ -122,7 +122,7 @@ _CAPACITY = (
         "1",
         "share of capacity used",
         "How much of that capacity the text makes a head use.",
-        "k90(S) / capacity",
+        "k90(S) / min(capacity, tokens of the window)",
         bounds=_SHARE,
         summary="median",
     ),

@@ -29,7 +29,8 @@ from rheoscope.models.view import ModelView
 class _Turns(NamedTuple):
     """RoPE at some lags: R_lag = diag(cos) + J diag(sin), of row vectors, with cos and sin of every coordinate's pair.
 
-    J is a signed permutation that is the same for all lags. Coordinates that are not turned have cos 1 and sin 0.
+    J is a signed permutation that is the same for all lags. Coordinates that are not turned have cos 1 and sin 0; those
+    that are carry the gain that some kinds of RoPE give to queries and to keys, once for each.
     """
 
     cos: Float64[Tensor, "lag d_head"]
@@ -76,6 +77,8 @@ def _turns(view: ModelView, layer: int, longest: int) -> _Turns:
     ones = torch.ones_like(unit[:1]).expand(len(cos), -1)
     cos = weights.rotated(ones, cos, cos * 0)
     sin = weights.rotated(ones, sin * 0, sin) * J.sum(0)
+    gain = cos[:1]  # at lag 0, of the key
+    cos, sin = cos * gain, sin * gain
     return _Turns(torch.cat([cos[1:].flip(0), cos]), torch.cat([-sin[1:].flip(0), sin]), J)
 
 

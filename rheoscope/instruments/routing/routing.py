@@ -25,7 +25,7 @@ from rheoscope.instruments.sampling import mean_over_units, spread
 from rheoscope.linalg import ScoreEnergies, score_energies
 from rheoscope.models.attention import Attention
 from rheoscope.models.view import ModelView
-from rheoscope.stats import OWN, RatioOfSums, filled
+from rheoscope.stats import OWN, RatioOfSums, filled, windows_of_documents
 
 SHARES = ("routing_share", "diagonal_share", "gauge_share")
 
@@ -65,11 +65,11 @@ class Routing(Instrument):
         self.lags = lag_grid(corpus.window)
         self.lag_windows = spread(corpus.n_windows, self.options.n_lag)
         layers = range(view.n_layers)
-        per_unit = np.bincount(corpus.units)
+        per_unit = windows_of_documents(corpus.units)
         self.shares = {
             name: [RatioOfSums((view.n_heads,), windows_per_document=per_unit) for _ in layers] for name in SHARES
         }
-        per_unit = np.bincount(corpus.units[self.lag_windows], minlength=len(per_unit))
+        per_unit = windows_of_documents(corpus.units[self.lag_windows], len(per_unit))
         self.share_by_lag = [RatioOfSums((len(self.lags),), windows_per_document=per_unit) for _ in layers]
         self.mass_by_lag = np.zeros((view.n_layers, view.n_heads, 2 * corpus.window - 1))
         sampled = (len(self.spectra_windows), view.n_layers, view.n_heads)
@@ -102,8 +102,8 @@ class Routing(Instrument):
         """Ranks and stability of the sampled windows; the eigenvalues of the first one are kept to be drawn."""
         q, k = attention.q[rows], attention.k[rows]
         readings, eigenvalues = head_spectra(q, k, scale=attention.scale, valid=valid[rows])
-        if self.view.is_damped(layer):  # half of what [q; k] and [k; -q] would reach if they were unrelated
-            readings["utilisation"] = readings["routing_k90"] / self._capacity(layer)
+        reached = valid[rows].sum(1, keepdim=True).clamp(max=self.view.routing_capacity(layer))
+        readings["utilisation"] = readings["routing_k90"] / reached
         for name, value in readings.items():
             self.sampled[name][samples, layer] = value.cpu().numpy()
         for row in np.flatnonzero(samples == 0):

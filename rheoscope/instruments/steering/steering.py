@@ -28,7 +28,7 @@ from rheoscope.models.attention import Attention
 from rheoscope.models.field import ffn_derivative, ffn_field, ffn_is_parallel, refuse_field
 from rheoscope.models.placement import has_numbers
 from rheoscope.models.view import ModelView
-from rheoscope.stats import OWN, RatioOfSums
+from rheoscope.stats import OWN, Counts, RatioOfSums, windows_of_documents
 
 EPSILON = 1e-6  # added to ‖Φ(x)‖ in the defect, so that a field of 0 has the defect 0
 FEWEST_POSITIONS = 8  # of a window, at which the defect is read where windows are short
@@ -97,13 +97,13 @@ class Steering(Instrument):
         self.defects = self._means(("defect", "defect_ratio", "defect_displacement"), everywhere)
         self.first_order = self._means(("defect_first_order", "defect_same_tokens"), self.first_order_windows)
         self.top = self._means(("top_k_cosine",), self.top_k_windows)
-        self.depth = DepthTrend(view.n_layers, np.bincount(corpus.units))
+        self.depth = DepthTrend(view.n_layers, windows_of_documents(corpus.units))
         self.sum_errors = np.zeros(view.n_layers)
         self.n_tokens = {"tokens": 0, "defects": 0}
 
     def _means(self, names: Sequence[str], windows: Int[np.ndarray, " window"]) -> Means:
         units = self.corpus.units
-        per_unit = np.bincount(units[windows], minlength=units.max() + 1)
+        per_unit = windows_of_documents(units[windows], int(units.max()) + 1)
         return Means(names, self.view.n_layers, per_unit)
 
     def observe(self, layer: int, sites: LayerSites, batch: Batch) -> None:
@@ -118,7 +118,7 @@ class Steering(Instrument):
         stacked = torch.stack([readings[name] for name in TOKEN_READINGS], -1)
         sums = [sums_over(stacked, scope) for scope in counted]
         self.tokens.update(layer, units, sums)
-        self.depth.update(layer, units, sums[0][0][:, 0], sums[0][1][:, 0])
+        self.depth.update(layer, units, readings["angular_deficit"], counted[0])
         self._observe_diversity(layer, places, counted, units)
         if self.options.defect_stride:
             self._observe_defect(layer, x, A, F, counted, windows)
@@ -131,7 +131,7 @@ class Steering(Instrument):
     def _check_sum(self, layer: int, after: Tensor, resid_post: Tensor, valid: Tensor) -> None:
         """Largest error of x + A + F against the stream that the model hands on, relative to its length there."""
         error = (after - resid_post).norm(dim=-1) / resid_post.norm(dim=-1)
-        self.sum_errors[layer] = max(self.sum_errors[layer], float(error[valid].max()))
+        self.sum_errors[layer] = np.maximum(self.sum_errors[layer], float(error[valid].max()))  # NaN stays
 
     def _observe_diversity(
         self, layer: int, places: tuple[Tensor, ...], counted: list[Tensor], units: Int[np.ndarray, " window"]
@@ -210,7 +210,7 @@ class Means:
 
     kept: ClassVar = {"layers": OWN}
 
-    def __init__(self, names: Sequence[str], n_layers: int, per_unit: Int[np.ndarray, " unit"]):
+    def __init__(self, names: Sequence[str], n_layers: int, per_unit: Counts):
         self.names = tuple(names)
         self.layers = [RatioOfSums((2, len(self.names)), windows_per_document=per_unit) for _ in range(n_layers)]
 
@@ -236,25 +236,32 @@ class Means:
 
 
 class DepthTrend:
-    """Mean angular deficit over all layers and its slope from the first to the last, with errors over units."""
+    """Mean angular deficit over all layers and its slope from the first to the last, with errors over units.
+
+    Of the tokens that have a deficit in every layer.
+    """
 
     kept: ClassVar = {"ratio": OWN}
 
-    def __init__(self, n_layers: int, per_unit: Int[np.ndarray, " unit"]):
+    def __init__(self, n_layers: int, per_unit: Counts):
         depth = np.linspace(0, 1, n_layers) - 0.5
         spread_of_depth = (depth**2).sum()
         slope = depth / spread_of_depth if spread_of_depth else np.full(n_layers, np.nan)
         self.weights = np.stack([np.full(n_layers, 1 / n_layers), slope])
         self.ratio = RatioOfSums((2,), windows_per_document=per_unit)
 
-    def update(self, layer: int, units: Int[np.ndarray, " window"], deficit: Tensor, count: Tensor) -> None:
-        """Add the sums of one layer; a batch counts when its last layer has come."""
-        if layer == 0:
-            self.sums, self.counts = np.zeros((len(units), 2)), np.zeros((len(units), 2))
-        self.sums += deficit.cpu().numpy()[:, None] * self.weights[:, layer]
-        self.counts += count.cpu().numpy()[:, None] / self.weights.shape[1]
+    def update(
+        self,
+        layer: int,
+        units: Int[np.ndarray, " window"],
+        deficit: Float64[Tensor, "window position"],
+        counted: Bool[Tensor, "window position"],
+    ) -> None:
+        """Add one layer; a batch counts when its last layer has come."""
+        weighted = deficit.cpu().numpy()[..., None] * self.weights[:, layer]
+        self.both = weighted if layer == 0 else self.both + weighted
         if layer == self.weights.shape[1] - 1:
-            self.ratio.update(units, self.sums, self.counts)
+            self.ratio.update(units, *sums_over(torch.from_numpy(self.both), counted.cpu()))
 
     def readings(self) -> dict[str, tuple[tuple[str, ...], float]]:
         estimate = self.ratio.finalize()
