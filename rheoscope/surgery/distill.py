@@ -32,6 +32,7 @@ from rheoscope.surgery.edited_model import EditedForCausalLM
 
 KEPT_EVERY = 60.0  # seconds between two states in the file
 WARM_UP = 20  # steps
+HALF = (torch.bfloat16, torch.float16)
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 
 
@@ -76,7 +77,7 @@ def distil(
     key = "" if memory is None else _key(view, edited, text, settings)
     rank = settings.lora_rank
     with nullcontext(trainable(edited)) if rank is None else adapters(edited, rank, seed=settings.seed) as trained:
-        training = _Training(trained, torch.optim.AdamW(trained.values(), lr=settings.rate, weight_decay=0.0), key)
+        training = _Training(trained, key)
         if memory is not None and memory.exists():
             training.restore(memory)
         result, ends = Distilled(training.steps), _deadline(settings)
@@ -193,26 +194,50 @@ def _unreadable(path: Path) -> RheoscopeError:
 
 @dataclass
 class _Training:
-    """What is trained, by name, how, and how far it is. key: what a file that keeps it has to be of."""
+    """What is trained, by name, how, and how far it is. key: what a file that keeps it has to be of.
+
+    masters: what AdamW works on. Parameters of half precision have float32 copies, to which they are rounded after
+    every step: a step of 1e-4 is less than half the distance of two bfloat16 numbers above 0.03, and would be lost.
+    """
 
     trained: dict[str, nn.Parameter]
-    optimiser: torch.optim.Optimizer
     key: str
     steps: int = 0
+    masters: dict[str, nn.Parameter] = field(init=False)
+    optimiser: torch.optim.Optimizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.masters = {
+            name: nn.Parameter(p.detach().float()) if p.dtype in HALF else p for name, p in self.trained.items()
+        }
+        self.optimiser = torch.optim.AdamW(self.masters.values(), weight_decay=0.0)
 
     def step(self, loss: Tensor, rate: float) -> None:
         for group in self.optimiser.param_groups:
             group["lr"] = rate * min(1.0, (self.steps + 1) / WARM_UP)
         self.optimiser.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.trained.values(), 1.0)
+        for name, parameter in self._rounded():
+            self.masters[name].grad = None if parameter.grad is None else parameter.grad.float()
+            parameter.grad = None
+        torch.nn.utils.clip_grad_norm_(self.masters.values(), 1.0)
         self.optimiser.step()
+        self._round()
         self.steps += 1
 
+    def _rounded(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that are not their own masters."""
+        return [(name, p) for name, p in self.trained.items() if self.masters[name] is not p]
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for name, parameter in self._rounded():
+            parameter.copy_(self.masters[name])
+
     def keep(self, path: Path) -> None:
-        """Write parameters and moments, whole or not at all."""
-        tensors = {f"parameter {name}": p.detach().cpu().contiguous() for name, p in self.trained.items()}
-        for name, parameter in self.trained.items():
+        """Write masters and moments, whole or not at all."""
+        tensors = {f"parameter {name}": p.detach().cpu().contiguous() for name, p in self.masters.items()}
+        for name, parameter in self.masters.items():
             state = self.optimiser.state.get(parameter, {})
             tensors |= {f"{what} {name}": value.detach().cpu().contiguous() for what, value in state.items()}
         with replacing(path, overwrite=True) as part:
@@ -228,7 +253,7 @@ class _Training:
                         f"{path} keeps the distillation of another model, plan or text, or one that began from other "
                         "weights, as without the refit: name another file"
                     )
-                for name, parameter in self.trained.items():
+                for name, parameter in self.masters.items():
                     parameter.data.copy_(file.get_tensor(f"parameter {name}"))
                     held = [what for what in MOMENTS if f"{what} {name}" in file.keys()]  # noqa: SIM118
                     if held:
@@ -236,6 +261,7 @@ class _Training:
                         self.optimiser.state[parameter] = {
                             what: value if what == "step" else value.to(parameter) for what, value in state.items()
                         }
+                self._round()
                 self.steps = int(said["steps"])
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             raise _unreadable(path) from error

@@ -69,3 +69,28 @@ def test_a_memory_of_one_that_began_from_other_weights_is_refused(view, tmp_path
 def test_minutes_end_a_distillation(view):
     result = distil(view, restructured(view, [EDIT]), random_corpus(), Distillation(minutes=0.001))
     assert result.steps >= 1
+
+
+@pytest.fixture(scope="module")
+def half():
+    return ModelView(tiny("llama", dtype=torch.bfloat16))
+
+
+def test_in_half_precision_steps_smaller_than_its_spacing_add_up(half):
+    """Steps of at most 5e-4 on gains above 0.5, where bfloat16 numbers are 4e-3 apart: each alone is rounded away."""
+    edited = restructured(half, [EDIT])
+    gains = [block.input_layernorm.weight for block in edited.blocks]
+    before = [gain.detach().clone() for gain in gains]
+    distil(half, edited, random_corpus(), Distillation(steps=40, rate=5e-4, windows=12))
+    moved = [(gain != old)[old.abs() > 0.5] for gain, old in zip(gains, before, strict=True)]
+    assert torch.cat(moved).float().mean() > 0.3
+    assert {p.dtype for p in edited.parameters()} == {torch.bfloat16}
+
+
+def test_a_stopped_distillation_in_half_precision_goes_on_to_the_same_numbers(half, tmp_path):
+    whole, again, memory = restructured(half, [EDIT]), restructured(half, [EDIT]), tmp_path / "state.safetensors"
+    distil(half, whole, random_corpus(), Distillation(steps=25, rate=5e-4))
+    distil(half, restructured(half, [EDIT]), random_corpus(), Distillation(steps=20, rate=5e-4), memory=memory)
+    result = distil(half, again, random_corpus(), Distillation(steps=25, rate=5e-4), memory=memory)
+    assert len(result.losses) == 5
+    assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), again.parameters(), strict=True))
