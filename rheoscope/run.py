@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rheoscope.storage import read_tree, replacing, write_tree
 from rheoscope.tables import Reading, readings, tidy_tables
 
 FORMATS = ("csv", "parquet")
+PROVENANCE = "provenance.json"
 
 
 class Run:
@@ -74,15 +76,20 @@ class Run:
         return tables
 
     def export(self, folder: str | Path, format: str = "csv", *, overwrite: bool = False) -> list[Path]:
-        """Writes the tidy tables and `provenance.json` into a folder, which is made where it is missing."""
-        if format not in FORMATS:
-            raise RheoscopeError(f"Export as {format!r} is not possible; choose one of {', '.join(FORMATS)}.")
+        """Writes the tidy tables and `provenance.json` into a folder, which is made where it is missing.
+
+        `overwrite` removes the tables of an earlier run that are there, so that all are of the run that
+        provenance.json tells of.
+        """
+        refuse_format(format)
         folder = _made_folder(Path(folder))
         tables = {folder / f"{name}.{format}": table for name, table in self.to_tables().items()}
-        provenance = folder / "provenance.json"
+        provenance = folder / PROVENANCE
         existing = [path for path in (*tables, provenance) if path.exists()]
         if existing and not overwrite:
             raise RheoscopeError(f"{existing[0]} exists already; choose another folder, or say overwrite.")
+        if overwrite:
+            _remove_tables(folder, {*self.instruments, *_instruments_of(provenance)})
         for path, table in tables.items():
             with replacing(path, overwrite=overwrite) as part:
                 table.to_csv(part, index=False) if format == "csv" else table.to_parquet(part, index=False)
@@ -118,6 +125,40 @@ def _plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def refuse_format(format: str) -> None:
+    """Raise RheoscopeError for a format that tables are not written in."""
+    if format not in FORMATS:
+        raise RheoscopeError(f"tables as {format!r} asked for; there are {', '.join(FORMATS)}")
+
+
+def tables_in(folder: Path, instruments: Collection[str]) -> list[Path]:
+    """The tables of some instruments that a folder holds, in either format; none where there is no folder."""
+    names = "|".join(re.escape(name) for name in instruments)
+    form = re.compile(rf"({names})\.\w+\.({'|'.join(FORMATS)})")
+    try:
+        return sorted(path for path in folder.iterdir() if form.fullmatch(path.name)) if folder.is_dir() else []
+    except OSError as error:
+        raise RheoscopeError(f"the folder {folder} cannot be listed: {error.strerror}; choose another.") from error
+
+
+def _instruments_of(provenance: Path) -> list[str]:
+    """The instruments that the provenance beside tables names; none where it cannot be read."""
+    try:
+        said = json.loads(provenance.read_text(encoding="utf-8"))
+        return [name for name in said["config"]["instruments"] if isinstance(name, str)]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return []
+
+
+def _remove_tables(folder: Path, instruments: Collection[str]) -> None:
+    """The provenance goes last, as it names the instruments whose tables are to be removed."""
+    try:
+        for path in (*tables_in(folder, instruments), folder / PROVENANCE):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise RheoscopeError(f"{path} cannot be replaced: {error.strerror}; choose another folder.") from error
 
 
 def _made_folder(folder: Path) -> Path:

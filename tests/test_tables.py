@@ -62,8 +62,30 @@ def test_exported_tables_read_back_equal(tmp_path, format, read):
     run.export(tmp_path / "tables", format, overwrite=True)
 
 
+def test_overwriting_leaves_no_table_of_an_earlier_run_and_nothing_else_is_touched(tmp_path):
+    run = small_run()
+    earlier = Run.of(
+        {"loss": run["loss"], "steering": run["routing"]}, {"config": {"instruments": ["loss", "steering"]}}
+    )
+    earlier.export(tmp_path)
+    for name in ("notes.csv", "my.table.csv", "loss.scalars.txt"):
+        (tmp_path / name).write_text("precious")
+    written = run.export(tmp_path, "parquet", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [*(path.name for path in written), "notes.csv", "my.table.csv", "loss.scalars.txt"]
+    )
+
+
+@pytest.mark.parametrize("said", ["no JSON", "[]", '{"config": 3}', '{"config": {"instruments": [[]]}}', "[" * 10**5])
+def test_an_earlier_provenance_that_says_nothing_is_replaced(tmp_path, said):
+    (tmp_path / "provenance.json").write_text(said)
+    run = small_run()
+    run.export(tmp_path, overwrite=True)
+    assert json.loads((tmp_path / "provenance.json").read_text()) == run.provenance
+
+
 def test_an_export_that_cannot_be_is_refused(tmp_path):
-    with pytest.raises(RheoscopeError, match="choose one of csv, parquet"):
+    with pytest.raises(RheoscopeError, match="tables as 'xlsx' asked for; there are csv, parquet"):
         small_run().export(tmp_path, "xlsx")
     with pytest.raises(RheoscopeError, match="cannot be made: No such file"):
         small_run().export(tmp_path / "a" / "b")

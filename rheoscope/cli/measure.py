@@ -72,8 +72,11 @@ def measure(
     overwrite: Overwrite = False,
 ) -> None:
     """Measure a model on a text: one pass, all instruments, a run file and a summary. Several models: a file each."""
-    todo = jobs(models, out_file, report_file, tables)
+    from rheoscope.run import refuse_format
+
+    refuse_format(table_format)
     options = instrument_options(choose)
+    todo = jobs(models, out_file, report_file, tables)
     loading = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
     reading = {"windows_per_document": windows_per_document, "split": split, "field": field, "tail": tail}
     reading |= {"pack": pack, "bos": bos, "window": window, "n_windows": windows or None}
@@ -97,7 +100,7 @@ def measure(
 
         def one(job: Job) -> None:
             if processes.first:
-                _refuse_outputs(job, table_format, resume=resume, overwrite=overwrite)
+                _refuse_outputs(job, names, resume=resume, overwrite=overwrite)
             own = scale | {"processes": processes, "stop": Stop()}
             with stoppable(own["stop"], partial_of(job.out)):
                 view, corpus = opened(job.model, text, loading=loading, **reading)
@@ -134,12 +137,14 @@ def _measured(
 
 
 def _write(job: Job, run: Run, table_format: str, *, is_new: bool, overwrite: bool) -> None:
-    """The run, and what was asked for beside it."""
+    """The run, and what was asked for beside it; of a run that was finished before, what is not there yet."""
+    from rheoscope.run import PROVENANCE
+
     if is_new:
         run.save(job.out, overwrite=overwrite)
-    if job.tables is not None:
-        run.export(job.tables, table_format, overwrite=overwrite)
-    if job.report is not None:
+    if job.tables is not None and (is_new or not (job.tables / PROVENANCE).exists()):  # which is written last
+        run.export(job.tables, table_format, overwrite=overwrite or not is_new)
+    if job.report is not None and (is_new or not job.report.exists()):
         run.report(job.report, overwrite=overwrite)
 
 
@@ -148,7 +153,7 @@ def _say(job: Job, run: Run, *, is_new: bool) -> None:
     for name, reason in run.provenance["config"]["left_out"].items():
         err.print(f"without {name}: {reason}", markup=False, soft_wrap=True)
     if not is_new:
-        err.print(f"{job.out} was finished before, and is as it was", markup=False, soft_wrap=True)
+        err.line(f"{job.out} was finished before, and is as it was; so is what was already there beside it")
     out.print(summary_table(run.summary()))
     for path in (job.out, job.tables, job.report):
         if path is not None:
@@ -170,22 +175,25 @@ def report(
     out.line(run.report(page, overwrite=overwrite))
 
 
-def _refuse_outputs(job: Job, table_format: str, *, resume: bool, overwrite: bool) -> None:
+def _refuse_outputs(job: Job, instruments: list[str] | None, *, resume: bool, overwrite: bool) -> None:
     """Raise RheoscopeError, before any work is done, where the outputs could not be written in the end."""
+    from rheoscope.instruments.measure import INSTRUMENTS
     from rheoscope.instruments.partial import partial_of, refuse_unfinished
-    from rheoscope.run import FORMATS
+    from rheoscope.run import PROVENANCE, tables_in
 
-    files, tables = [path for path in (job.out, job.report) if path], job.tables
+    files = [path for path in (job.out, job.report) if path is not None]
+    for place, path in enumerate(files):
+        if path.resolve() in [other.resolve() for other in (*files[:place], *([job.tables] if job.tables else []))]:
+            raise RheoscopeError(f"two of run, report and tables cannot both be written to {path}: name two places")
+    replaced = overwrite or (resume and job.out.exists())  # what is there beside a finished run is left as it is
     for path in files:
-        refuse_output(path, overwrite=overwrite or (resume and path == job.out))
-    if len({path.resolve() for path in files}) < len(files):
-        raise RheoscopeError(f"the run and the report cannot both be written to {files[0]}: name two files")
-    if table_format not in FORMATS:
-        raise RheoscopeError(f"tables as {table_format!r} asked for; there are {', '.join(FORMATS)}")
-    if tables is not None and tables.exists() and not tables.is_dir():
-        raise RheoscopeError(f"tables cannot be written into {tables}: it is no folder")
-    if tables is not None:
-        refuse_output(tables / "provenance.json" if tables.is_dir() else tables, overwrite=overwrite)
+        refuse_output(path, overwrite=replaced)
+    if (folder := job.tables) is not None:
+        if folder.exists() and not folder.is_dir():
+            raise RheoscopeError(f"tables cannot be written into {folder}: it is no folder")
+        refuse_output(folder / PROVENANCE if folder.is_dir() else folder, overwrite=replaced)
+        for path in tables_in(folder, instruments or list(INSTRUMENTS)):
+            refuse_output(path, overwrite=replaced)
     if not (resume or overwrite):
         refuse_unfinished(partial_of(job.out))
 

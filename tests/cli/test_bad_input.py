@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import constants
 
 from rheoscope.errors import RheoscopeError
-from rheoscope.run import Run
+from rheoscope.instruments.loss import Loss
 
 from .running import run
 
@@ -163,9 +163,25 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_opened(
     assert sentence in refused("measure", "builtin:nobody", "--text", text, option, path)
 
 
-def test_one_file_for_two_outputs(refused):
-    sentence = refused("measure", "builtin:nobody", "--out", "same", "--report", "./same")
-    assert "cannot both be written to same" in sentence
+@pytest.mark.parametrize("options", [("--out", "--report"), ("--out", "--tables"), ("--report", "--tables")])
+def test_one_place_for_two_outputs(options, refused):
+    sentence = refused("measure", "builtin:nobody", options[0], "same", options[1], "./same")
+    assert "two of run, report and tables cannot both be written to" in sentence
+
+
+def test_tables_of_another_run_are_noticed_before_the_model_is_opened(refused, tmp_path):
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "loss.scalars.csv").write_text("precious")
+    sentence = refused("measure", "builtin:nobody", "--tables", "tables")
+    assert "loss.scalars.csv exists already" in sentence
+    (tmp_path / "tables" / "loss.scalars.csv").rename(tmp_path / "tables" / "loss.csv")  # no name of ours
+    assert "no built-in model" in refused("measure", "builtin:nobody", "--tables", "tables")
+
+
+def test_a_format_of_tables_that_there_is_not(refused, tmp_path):
+    sentence = refused("measure", "builtin:nobody", "builtin:noone", "--tables", "tables", "--table-format", "xlsx")
+    assert "tables as 'xlsx' asked for; there are csv, parquet" in sentence
+    assert not list(tmp_path.iterdir())
 
 
 REPORTS = {
@@ -205,5 +221,5 @@ def test_a_measurement_that_fails_midway_leaves_the_old_run_in_place(refused, mo
         raise RheoscopeError("no space left")
 
     (tmp_path / "run.nc").write_text("precious")
-    monkeypatch.setattr(Run, "summary", full)
+    monkeypatch.setattr(Loss, "finalize", full)
     refused("measure", model, "--text", text, *QUICK, "--overwrite")

@@ -121,6 +121,28 @@ def test_resuming_what_is_finished_returns_it_untouched(command, model, text, tm
     assert (tmp_path / "run.nc").read_bytes() == before
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_command_with_pages_and_tables_can_be_repeated_until_it_succeeds(command, model, text, tmp_path, several):
+    models = (model, "builtin:manual-sd") if several else (model,)
+    arguments = ("measure", *models, "--text", text, *QUICK, "--resume", "--report", "page", "--tables", "tables")
+    assert command(*arguments).code == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    again = command(*arguments)
+    assert again.code == 0, again.err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    pages = [path for path in before if path.suffix == ".html" or path.name in ("page", "provenance.json")]
+    for path in pages:  # as if the command had been killed before it came to them
+        path.unlink()
+    assert command(*arguments).code == 0
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {*before}
+
+
+def test_a_page_that_is_there_before_its_run_is_not_replaced(command, model, text, tmp_path):
+    (tmp_path / "page.html").write_text("precious")
+    outcome = command("measure", model, "--text", text, *QUICK, "--resume", "--report", "page.html")
+    assert (outcome.code, (tmp_path / "page.html").read_text()) == (2, "precious")
+
+
 SLOWLY = """
 import time
 from rheoscope.cli.app import main
