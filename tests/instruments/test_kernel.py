@@ -77,14 +77,14 @@ def test_the_averaged_share_weighs_every_signed_lag_by_the_attention_it_gets(fam
 
 def test_a_gain_of_the_turned_coordinates_counts_for_queries_and_for_keys():
     """Long RoPE scales what it turns: with part of a head turned, that part weighs more, by the gain squared."""
-    long = {"rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.67, "factor": 64.0}
+    long = {"rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5, "factor": 64.0}
     long |= {"short_factor": [1.0] * 2, "long_factor": [1.5] * 2, "original_max_position_embeddings": 31}
-    view = ModelView(tiny("phi3", rope_parameters=long))
+    view = ModelView(tiny("phi3", rope_parameters=long, hidden_size=32, num_attention_heads=4, num_key_value_heads=2))
     weights, lags = view.weights, np.array([0, 3, 20])
     cos, _ = weights.rotation(0, torch.arange(1))
     assert cos.max() > 1.2
     found = kernel_readings(view, lags, np.ones((view.n_layers, view.n_heads, 2 * 29 - 1)))
-    W_Q, W_K = (part.double() for part in weights.kernel(0))
+    W_Q, W_K = (part.detach().double() for part in weights.kernel(0))
 
     def turned(W, place):
         tables = (table.double() for table in weights.rotation(0, torch.tensor([place])))
