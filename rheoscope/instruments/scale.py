@@ -62,7 +62,16 @@ class Scale:
     tell: Callable[[Memory], None] = unsaid
 
     def finished(self, key: Mapping[str, Any]) -> Run | None:
-        """The run that is to be resumed, where it is over and written: read back. None where it is not."""
+        """The run that is to be resumed, where it is over and written: read back. None where it is not.
+
+        Process 0 says so, as only its machine need have the file; other processes get a run without instruments.
+        """
+        run = self._written(key) if self.processes.first else None
+        if not self.processes.told("finished", int(run is not None)):
+            return None
+        return run or Run.of({}, {"key": digest_of(key)})
+
+    def _written(self, key: Mapping[str, Any]) -> Run | None:
         if not self.resume or self.output is None or not self.output.exists():
             return None
         run = Run.load(self.output)

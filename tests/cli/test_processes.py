@@ -141,18 +141,24 @@ def test_what_is_refused_by_all_processes_is_said_once(tmp_path, model):
     assert "nowhere.txt" in sentence
 
 
-def by_hand(folder, *per_process, mishap="pass"):
-    """Two processes started without torchrun, as a scheduler would; each with arguments of its own."""
+def by_hand(folder, *per_process, mishap="pass", apart=False):
+    """Two processes started without torchrun, as a scheduler would; each with arguments of its own.
+
+    apart: each in a folder of its own, as on machines that share none.
+    """
     script = folder / "shared.py"
     script.write_text(SCRIPT.format(mishap=mishap))
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
     meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    places = [folder / str(rank) if apart else folder for rank in range(len(per_process))]
+    for place in places:
+        place.mkdir(exist_ok=True)
     return [
         subprocess.Popen(
             [sys.executable, str(script), *map(str, arguments)],
-            cwd=folder,
+            cwd=places[rank],
             env=environment(RANK=str(rank), **meeting),
             **pipes,
         )
@@ -172,6 +178,18 @@ def test_a_process_that_shows_no_sign_of_life_ends_the_run_also_without_torchrun
         with suppress(ProcessLookupError):
             second.send_signal(signal.SIGKILL)
         second.communicate()
+
+
+def test_machines_without_a_shared_folder_find_a_run_finished(tmp_path, model, text):
+    arguments = ("measure", model, "--text", text, *QUICK, *FEW, "--resume", "--report", "run.html")
+    for said in ("measure: ", "run.nc was finished before, and is as it was"):
+        processes = by_hand(tmp_path, arguments, arguments, apart=True)
+        errors = [process.communicate(timeout=60)[1] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], errors
+        assert said in errors[0]
+        assert errors[1] == ""
+    assert sorted(path.name for path in (tmp_path / "0").iterdir()) == ["run.html", "run.nc"]
+    assert not list((tmp_path / "1").iterdir())
 
 
 def test_processes_that_measure_different_things_are_refused(tmp_path, model, text):
