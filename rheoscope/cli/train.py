@@ -9,9 +9,11 @@ import typer
 
 from rheoscope.cli.inputs import Seed, Split, Text
 
+KINDS = "softmax, sd, sd_linear, elu, sd_elu, ega, ega_published or lag_conv"  # of nets, which take torch to import
+
 
 def train(
-    kind: Annotated[str, typer.Argument(help="Attention kind, or one per layer with commas: softmax, sd, linear, …")],
+    kind: Annotated[str, typer.Argument(help=f"Attention kind, or one per layer with commas: {KINDS}.")],
     text: Text,
     out_folder: Annotated[Path, typer.Option("--out", help="The folder of the network; a stopped run goes on in it.")],
     size: Annotated[str, typer.Option(help="micro, 7M, 18M, 30M, 51M, 125M or 355M.")] = "micro",

@@ -19,20 +19,26 @@ N_BYTES = 256
 def tokenizer_named(name: str, text: Sequence[str], *, split: str = "file") -> PreTrainedTokenizerBase:
     """The tokenizer called `bytes`, `bpe:N` (N tokens learned from the text), or at a hub name or folder.
 
-    Raises RheoscopeError where there is none.
+    Raises RheoscopeError where there is none, or it has no token to join documents by.
     """
     if name == "bytes":
         return _byte_level(Tokenizer(models.BPE(vocab=_byte_tokens(), merges=[])))
     if name.startswith("bpe:"):
         return _byte_pairs(name, text, split)
     try:
-        return AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise RheoscopeError(
             f"tokenizer {name!r} cannot be opened ({reason}): give a folder, a hub name that can be reached, bytes, or "
             "bpe:N for N tokens learned from the text"
         ) from None
+    if all(token is None for token in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.sep_token_id)):
+        raise RheoscopeError(
+            f"tokenizer {name!r} asked for; it has no token that ends a text (EOS), by which documents are joined: "
+            "give one that has, bytes, or bpe:N for N tokens learned from the text"
+        )
+    return tokenizer
 
 
 def vocabulary_hash(tokenizer: PreTrainedTokenizerBase) -> str:
