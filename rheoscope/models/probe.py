@@ -12,8 +12,9 @@ import re
 from contextlib import ExitStack
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from rheoscope.errors import Refused
 from rheoscope.models.attention import Attention
@@ -44,7 +45,8 @@ def attention_calls(model: PreTrainedModel, *, needed: bool = True) -> list[tupl
             f"{kind} makes no call of transformers' attention interface, so there is no attention to read: it is "
             f"recurrent, or it computes attention inside its own module; {WAY_OUT}"
         )
-    change = float(((tapped - own).norm(dim=-1) / own.norm(dim=-1)).max())
+    size = own.norm(dim=-1).clamp(min=torch.finfo(own.dtype).tiny)  # where a state is zero, it may not change at all
+    change = float(((tapped - own).norm(dim=-1) / size).max())
     if not change <= (HALF_ROUNDING if own.dtype in (torch.float16, torch.bfloat16) else ROUNDING):
         raise Refused(
             f"{kind} does more in attention than its call of transformers' interface says (outputs change by "
@@ -91,13 +93,20 @@ def sees_the_future(attention: Attention) -> bool:
     return attention.allowed is None or bool(attention.allowed.triu(1).any())
 
 
+def probe_tokens(n_words: int, config: PreTrainedConfig) -> Int[Tensor, "1 token"]:
+    """A few different tokens, without those for padding: their embeddings may be zero, of which norms make nothing."""
+    padding = {getattr(one, "pad_token_id", None) for one in (config, config.get_text_config())}
+    words = [word for word in range(1, min(n_words, N_TOKENS + len(padding) + 1)) if word not in padding]
+    return torch.tensor([((words or [0]) * N_TOKENS)[:N_TOKENS]])
+
+
 def _last_hidden_state(model: PreTrainedModel, fault: str = "", way_out: str = "") -> Tensor:
     """Last hidden state of a few different tokens. Refused, for the fault given, where the model cannot make it."""
     takes = inspect.signature(model.base_model.forward).parameters
     try:
         embeddings = model.get_input_embeddings()
         device = execution_device(embeddings, embeddings.weight)
-        tokens = torch.arange(1, N_TOKENS + 1, device=device)[None] % embeddings.weight.shape[0]
+        tokens = probe_tokens(embeddings.weight.shape[0], model.config).to(device)
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         return model.base_model(**inputs, **({"use_cache": False} if "use_cache" in takes else {})).last_hidden_state
     except torch.OutOfMemoryError:

@@ -248,3 +248,17 @@ def test_a_path_of_a_row_leads_to_a_module():
     assert part(view.model.base_model, "layers.1.self_attn.q_proj") is view.part(1, "self_attn.q_proj")
     assert view.windows == [None] * 3
     assert view_of("mistral").windows == [WINDOW] * 3
+
+
+@pytest.mark.parametrize("padding", [0, 1, 2, -1, None])
+def test_padding_whose_embedding_is_zero_is_no_hindrance(padding):
+    model = tiny("llama", pad_token_id=padding)
+    words = model.get_input_embeddings().weight
+    words.data[padding or 0] = 0
+    assert viewed(model).n_layers == 3
+
+
+def test_words_whose_embeddings_are_zero_are_no_hindrance():
+    model = tiny("llama")
+    model.get_input_embeddings().weight.data[:4] = 0
+    assert viewed(model).n_layers == 3
