@@ -27,6 +27,7 @@ def compare(
     if report_file is not None:
         refuse_output(report_file, overwrite=overwrite)
     from rheoscope.report.comparison import compared
+    from rheoscope.report.comparison_page import comparison_html, pairing
     from rheoscope.run import Run
 
     comparison = compared(Run.load(first), Run.load(second))
@@ -35,11 +36,9 @@ def compare(
         out.print(difference_table(comparison, instrument))
     if comparison.left_out:
         err.print(f"not compared: {', '.join(comparison.left_out)}", markup=False, soft_wrap=True)
-    if not comparison.same_text:
-        err.print("the runs read different texts: errors are taken from both", markup=False, soft_wrap=True)
+    if not comparison.paired:
+        err.print(pairing(comparison), markup=False, soft_wrap=True)
     if report_file is not None:
-        from rheoscope.report.comparison_page import comparison_html
-
         with replacing(report_file, overwrite=overwrite) as part:
             part.write_text(comparison_html(comparison), encoding="utf-8", errors="backslashreplace")
         print(report_file)

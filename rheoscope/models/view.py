@@ -154,8 +154,9 @@ class ModelView:
 
     @property
     def pad_token(self) -> int:
-        """The configuration's padding token; 0 where it names none."""
-        return getattr(self.config.get_text_config(), "pad_token_id", None) or 0
+        """The configuration's padding token; 0 where it names none, or none of its words, such as -1."""
+        named = getattr(self.config.get_text_config(), "pad_token_id", None) or 0
+        return named if 0 <= named < self.model.get_input_embeddings().weight.shape[0] else 0
 
     @property
     def takes_positions(self) -> bool:

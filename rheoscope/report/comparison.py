@@ -23,6 +23,7 @@ CLEAR = 3.0  # standard errors beyond which the difference of one place counts a
 class Difference:
     """One quantity in both runs. Over several places: means, mean difference, and in how many it is clear.
 
+    Means are over the places where both runs have a finite number, n_places of them, so that they differ by the change.
     se: of the difference of a single value; None where a run has no error for it. n_clear: places whose difference is
     more than CLEAR standard errors; None without errors.
     """
@@ -53,6 +54,11 @@ class Comparison:
 
     def of(self, instrument: str) -> list[Difference]:
         return [one for one in self.differences if one.instrument == instrument]
+
+    @property
+    def paired(self) -> bool:
+        """Whether losses are paired by document: the same text, and more than one document."""
+        return any(one.paired for one in self.differences)
 
     @property
     def instruments(self) -> tuple[str, ...]:
@@ -127,6 +133,7 @@ def _difference(
     known = all(error is not None and error.dims == before.dims for error in errors)
     se = np.hypot(*(error.values.astype(float) for error in errors)) if known else None
     single = change.size == 1
+    shared = np.isfinite(change.values) | single
     n_clear = None
     if se is not None and not single:
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -136,11 +143,11 @@ def _difference(
         quantity=str(before.name),
         long_name=before.attrs.get("long_name", str(before.name)),
         unit=before.attrs.get("units", ""),
-        before=_mean(before.values),
-        after=_mean(after.values),
-        change=_mean(change.values),
+        before=_mean(before.values[shared]),
+        after=_mean(after.values[shared]),
+        change=_mean(change.values[shared]),
         se=float(np.squeeze(se)) if single and se is not None else None,
-        n_places=int(change.size),
+        n_places=int(shared.sum()),
         n_clear=n_clear,
         by_place=change if before.dims == ("layer", "head") else None,
     )
@@ -157,6 +164,4 @@ def _paired(before: xr.Dataset, after: xr.Dataset, found: Difference) -> Differe
 
 
 def _mean(values: np.ndarray) -> float:
-    known = np.asarray(values, float)
-    known = known[np.isfinite(known)]
-    return float(known.mean()) if known.size else float("nan")
+    return float(np.mean(values, dtype=float)) if values.size else float("nan")

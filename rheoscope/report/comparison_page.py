@@ -27,7 +27,7 @@ def comparison_html(comparison: Comparison) -> str:
     return template("comparison.html.j2").render(
         names=[name_of(part) for part in (comparison.before, comparison.after)],
         lines=[in_one_line(part) for part in (comparison.before, comparison.after)],
-        same_text=comparison.same_text,
+        pairing=pairing(comparison),
         clear=f"{CLEAR:g}",
         headings=HEADINGS,
         sections=sections,
@@ -39,6 +39,15 @@ def comparison_html(comparison: Comparison) -> str:
         policy=policy(scripts),
         data=figures_as_json(figures, {name: ["difference"] for name in figures}),
     )
+
+
+def pairing(comparison: Comparison) -> str:
+    """Where the errors of differences come from."""
+    if not comparison.same_text:
+        return "The runs read different texts: errors are taken from both."
+    if comparison.paired:
+        return "Both read the same text: losses are paired by document."
+    return "Both read the same text, without losses of several documents to pair: errors are taken from both."
 
 
 def _section(instrument: str, differences: list[Difference]) -> dict[str, Any]:

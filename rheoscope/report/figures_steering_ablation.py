@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import xarray as xr
+from scipy.stats import spearmanr
 
 from rheoscope.report.figures import caption
 from rheoscope.report.figures_score_edits import SCORE_EDITS
@@ -63,9 +64,8 @@ def _parallel_layers(dataset: xr.Dataset) -> Panel:
 
 
 def _rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's correlation; NaN where one of them is constant."""
-    ranks = [np.argsort(np.argsort(values)) for values in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1]) if len(a) > 2 and np.ptp(a) and np.ptp(b) else float("nan")
+    """Spearman's correlation, equal values at the mean of their ranks; NaN where one of them is constant."""
+    return float(spearmanr(a, b).statistic) if len(a) > 2 and np.ptp(a) and np.ptp(b) else float("nan")
 
 
 def _curve(dataset: xr.Dataset) -> Panel:

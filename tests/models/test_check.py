@@ -226,3 +226,11 @@ def test_the_same_seed_tries_the_same_tokens_which_reach_past_any_window_and_are
     assert (first != view.pad_token).all()
     view.config.max_position_embeddings = 31
     assert check_module._tokens(view, 0).shape == (1, 31)
+
+
+@pytest.mark.parametrize("padding", [-1, 61, 10**6])
+def test_a_padding_token_that_is_no_word_counts_as_none(padding):
+    view = ModelView(tiny("llama", dtype=torch.float32))
+    view.config.pad_token_id = padding
+    assert view.pad_token == 0
+    assert all(finding.status != "fails" for finding in check(view))

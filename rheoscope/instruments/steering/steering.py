@@ -63,8 +63,8 @@ class Steering(Instrument):
 
     @dataclass(frozen=True)
     class Options:
-        """defect_stride: the defect is read on every so-manieth position, and on 8 of a whole window at least; 0: not at all,
-        as inside an edit of the FFN.
+        """defect_stride: the defect is read on every so-manieth position, on 8 of a whole window at least; 0: not at
+        all, as inside an edit of the FFN.
 
         n_first_order: windows for the derivative of the FFN, on the same positions. n_top_k: windows for the mixture
         of the `top_k` largest attention weights. n_null: windows given to the untrained null, at least. 0: not at all.
