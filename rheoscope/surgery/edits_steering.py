@@ -6,6 +6,7 @@ in blocks with a norm on the stream (BERT) of that normed stream, which is what 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ class GateFFN(Edit):
         chosen = sorted(set(self.layers)) or list(range(view.n_layers))
         if len(self.gates) != len(chosen):
             raise RheoscopeError(f"{len(self.gates)} gates given for {len(chosen)} layers: give one for each")
+        if not all(math.isfinite(gate) for gate in self.gates):
+            raise RheoscopeError(f"gates {self.gates} given: give finite numbers")
         gate = dict(zip(chosen, self.gates, strict=True))
         return {"ffn_out": lambda layer, F: F * gate[layer]}
 

@@ -7,6 +7,8 @@ Nothing is imported or run by a name that a file gives.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
@@ -105,7 +107,10 @@ def _listed(value: Any) -> Any:
 
 
 def _read(value: Any, wanted: Any, where: str) -> Any:
-    """The value in the type of its field; whole numbers pass for real ones, and nothing else for anything."""
+    """The value in the type of its field; whole numbers pass for real ones, and nothing else for anything.
+
+    Real numbers are finite: a gate of NaN would make every loss NaN.
+    """
     if get_origin(wanted) in (Union, UnionType):
         if value is None and type(None) in get_args(wanted):
             return None
@@ -118,10 +123,12 @@ def _read(value: Any, wanted: Any, where: str) -> Any:
         if len(kinds) != len(value):
             raise RheoscopeError(f"{where} has {value!r}: give {len(kinds)} values there")
         return tuple(_read(part, kind, where) for part, kind in zip(value, kinds, strict=True))
-    if wanted is float and type(value) is int:
-        return float(value)
+    if wanted is float and type(value) is int and abs(value) <= sys.float_info.max:
+        value = float(value)
     if type(value) is not wanted:
         raise RheoscopeError(f"{where} is {value!r}: give {_words(wanted)}")
+    if wanted is float and not math.isfinite(value):
+        raise RheoscopeError(f"{where} is {value!r}: give a finite number")
     return value
 
 

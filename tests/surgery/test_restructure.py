@@ -133,6 +133,7 @@ def test_maps_of_tokens_add_up_over_rounds():
         ("llama", [ShrinkHeads(rank=10)], "heads have 10: ask for fewer"),
         ("llama", [Linearize(feature="hedgehog")], "no feature map is called 'hedgehog'"),
         ("llama", [GateFFN(gates=(1.0,))], "1 gates given for 3 layers"),
+        ("llama", [GateFFN((1,), (float("nan"),))], "give finite numbers"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_in_a_sentence(name, edits, message):
