@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import Annotated
 
@@ -31,7 +32,8 @@ def check(
     with err.status("") as status:
         findings = findings_of(view, seed=seed, progress=lambda name: status.update(name))
     if as_json:
-        out.line(json.dumps([asdict(finding) for finding in findings], indent=2))
+        plain = [{name: _plain(value) for name, value in asdict(finding).items()} for finding in findings]
+        out.line(json.dumps(plain, indent=2, allow_nan=False))
     else:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in ("identity", "outcome", "largest error", "noise floor", "in", "remark"):
@@ -42,6 +44,11 @@ def check(
         out.print(table)
     if any(finding.status == "fails" for finding in findings):
         raise typer.Exit(1)
+
+
+def _plain(value: object) -> object:
+    """A value that JSON can hold: null for a number that there is not."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def models() -> None:

@@ -103,6 +103,16 @@ def test_check_prints_json_for_programs(command, model):
     assert all(finding["error"] <= finding["floor"] for finding in findings)
 
 
+def test_numbers_that_there_are_not_are_null_in_json(command, encoder):
+    def refuse(name):
+        raise ValueError(f"{name} is no JSON")
+
+    findings = json.loads(command("check", encoder, "--json").out, parse_constant=refuse)
+    refused = [finding for finding in findings if finding["status"] == "refused"]
+    assert refused
+    assert all(finding["error"] is finding["floor"] is None for finding in refused)
+
+
 def test_check_ends_in_exit_code_1_where_an_identity_fails(command, model, monkeypatch):
     finding = Finding(identity="scores", status="fails", error=0.5, floor=1e-6, dtype="float64", reason="off by half")
     monkeypatch.setattr(check, "check", lambda *_, **__: [finding])
