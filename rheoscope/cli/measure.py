@@ -223,10 +223,10 @@ def _parsed(choice: str, text: str, default: Any) -> Any:
     """A value of the default's type; a list becomes a tuple."""
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = tuple(value) if isinstance(value, list) else value
+        value = float(value) if isinstance(default, float) and isinstance(value, int) else value
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):  # the latter of dates and numbers there are not
         raise RheoscopeError(f"--set {choice!r}: the value cannot be read as a number, a word or a list") from None
-    value = tuple(value) if isinstance(value, list) else value
-    value = float(value) if isinstance(default, float) and isinstance(value, int) else value
     if default is not None and type(value) is not type(default):
         raise RheoscopeError(f"--set {choice!r}: the value must be of the kind of {default!r}")
     return value

@@ -22,13 +22,19 @@ def documents(source: str | Path, *, split: str, field: str) -> Iterator[Documen
     .jsonl, .parquet and hub data sets. Raises RheoscopeError.
     """
     name = os.fspath(source)
+    if not name.strip():
+        raise RheoscopeError('a text with an empty name was asked for; name a file, a folder (such as "."), or "-".')
     if name == "-":
+        if sys.stdin is None:
+            raise RheoscopeError(
+                "standard input was asked for and is closed; give it something to read, or name a file."
+            )
         return text_documents(sys.stdin.buffer, "standard input", split=split)
     if name.startswith("builtin:"):
         return _built_in(name)
     if name.startswith("hf:"):
         return hub_documents(name.removeprefix("hf:"), field=field)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # which leaves the home of nobody as it is
     try:
         is_folder, exists = path.is_dir(), path.exists()
     except OSError as error:

@@ -6,6 +6,7 @@ memory of the process as it is, model and text included, is read from the system
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,9 +113,10 @@ def parsed(text: str) -> int:
     """Bytes of a size such as 4GiB, 500MB or 2e9. Raises RheoscopeError for anything else."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-zA-Z]*)\s*", text)
     unit = UNITS.get(found[2].upper() or "B") if found else None
-    if unit is None or float(found[1]) <= 0:
+    size = float(found[1]) * unit if unit else 0.0
+    if not 0 < size < math.inf:
         raise RheoscopeError(f"memory {text!r} asked for; write a size such as 4GiB or 500MB")
-    return int(float(found[1]) * unit)
+    return int(size)
 
 
 def written(size: int) -> str:

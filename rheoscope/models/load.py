@@ -90,6 +90,18 @@ def builtin_models() -> dict[str, Path]:
 
 
 def _located(ref: str) -> _Place:
+    """Where a model is. Raises RheoscopeError where there is none, or its folder may not be looked into."""
+    if not ref.strip():
+        raise RheoscopeError(
+            "a model with an empty name asked for: give a hub name, a folder, a .gguf file or builtin:NAME"
+        )
+    try:
+        return _found(ref)
+    except OSError as error:
+        raise RheoscopeError(f"no model at {ref!r} can be read: {error.strerror}: ask its owner, or copy it") from error
+
+
+def _found(ref: str) -> _Place:
     if ref.startswith(BUILTIN):
         models = builtin_models()
         name = ref.removeprefix(BUILTIN)

@@ -1,5 +1,6 @@
 """Bad input ends in one sentence, exit code 2 and no file; nothing that existed is lost."""
 
+import os
 import shutil
 import socket
 
@@ -91,6 +92,38 @@ OPTIONS = {
 def test_an_option_that_cannot_be_met(name, refused, model, text):
     options, sentence = OPTIONS[name]
     assert sentence.format(model=model) in refused("measure", model, "--text", text, *QUICK, *options)
+
+
+UNUSABLE = {
+    "a date that there is not": (("--set", "fields.scales=2020-13-01"), "the value cannot be read as a number"),
+    "a number too large": (("--set", "loss.x=1"), "loss has no option"),
+    "lists nested too deep": (("--set", "fields.scales=" + "[" * 5000), "the value cannot be read as a number"),
+    "a memory without an end": (("--max-memory", "1e999"), "memory '1e999' asked for; write a size such as 4GiB"),
+    "the home of nobody": (("--text", "~nosuchuser/x.txt"), "there is no file ~nosuchuser/x.txt"),
+    "an empty text": (("--text", ""), "an empty value given after --text: name something, or leave it out"),
+    "an empty output": (("--out=",), "an empty value given after --out: name something, or leave it out"),
+    "a blank folder of tables": (("--tables", " "), "an empty value given after --tables"),
+    "an empty model": (("",), "an empty value given after "),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_value_that_no_file_or_number_can_have(name, refused, model):
+    options, sentence = UNUSABLE[name]
+    assert sentence in refused("measure", model, *QUICK, *options)
+
+
+@pytest.mark.parametrize("arguments", [("check", "secret/net"), ("measure", "builtin:nobody", "--out", "secret/a.nc")])
+def test_a_folder_that_may_not_be_looked_into(arguments, refused, monkeypatch):
+    stat = os.stat
+
+    def forbidden(path, *arguments, **options):
+        if "secret" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", forbidden)
+    assert "Permission denied" in refused(*arguments)
 
 
 MODELS = {

@@ -120,7 +120,7 @@ def test_sizes_are_read_as_people_write_them(text, size):
     assert parsed(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "lots", "4 parsecs", "-1GiB", "0", "GiB"])
+@pytest.mark.parametrize("text", ["", "lots", "4 parsecs", "-1GiB", "0", "GiB", "1e999", "1e308TB"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(RheoscopeError, match="write a size such as 4GiB or 500MB"):
         parsed(text)

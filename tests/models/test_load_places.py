@@ -23,6 +23,8 @@ from tests.models.checkpoints import refusal, saved
         ("nowhere.gguf", "no GGUF file at nowhere.gguf"),
         ("builtin:nothing", "no built-in model is called 'nothing'"),
         ("builtin:", "no built-in model is called ''"),
+        ("", "a model with an empty name asked for"),
+        (" ", "a model with an empty name asked for"),
     ],
 )
 def test_a_place_where_there_is_nothing(ref, part):
