@@ -170,7 +170,9 @@ def key_of(
     view: ModelView, corpus: Corpus, config: Mapping[str, Any], *, weights: str, processes: int
 ) -> dict[str, Any]:
     """What the numbers of a run depend on, by the words that name it in messages."""
-    text = hashlib.sha256(corpus.hash.encode() + corpus.n_bytes.tobytes() + corpus.units.tobytes())
+    frame = corpus.framing, corpus.packed, corpus.separator, corpus.bos_id
+    arrays = corpus.n_bytes, corpus.units, corpus.starts
+    text = hashlib.sha256(f"{corpus.hash} {frame}".encode() + b"".join(array.tobytes() for array in arrays))
     key = {
         "options": config,
         "weights": weights,
