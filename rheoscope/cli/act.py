@@ -13,6 +13,7 @@ from rheoscope.cli.inputs import (
     BatchSize,
     Device,
     Dtype,
+    Field,
     Model,
     Overwrite,
     PerDocument,
@@ -54,6 +55,7 @@ def ablate(
     windows: Windows = 64,
     windows_per_document: PerDocument = None,
     split: Split = "file",
+    field: Field = "text",
     batch_size: BatchSize = None,
     seed: Seed = 0,
     dtype: Dtype = "auto",
@@ -80,12 +82,12 @@ def ablate(
         loading={"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code},
         windows_per_document=windows_per_document,
         split=split,
+        field=field,
     )
     calibration = None
     if calibrate:
-        calibration = read(
-            calibrate, tokenizer=view.tokenizer, window=corpus.window, n_windows=N_CALIBRATION, split=split
-        )
+        fitted = {"window": corpus.window, "n_windows": N_CALIBRATION, "split": split, "field": field}
+        calibration = read(calibrate, tokenizer=view.tokenizer, **fitted)
     with progress() as shown:
         run = ablated(
             view,

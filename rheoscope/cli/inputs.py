@@ -41,6 +41,7 @@ PerDocument = Annotated[
     int | None, typer.Option("--windows-per-document", help="At most so many windows of one document.")
 ]
 Split = Annotated[str, typer.Option(help="What a document of a .txt is: file, blank, line or heading.")]
+Field = Annotated[str, typer.Option(help="The field of .jsonl, .parquet and data sets that holds the text.")]
 BatchSize = Annotated[int | None, typer.Option(help="Windows at a time; chosen by memory if left out.")]
 
 

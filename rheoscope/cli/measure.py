@@ -15,6 +15,7 @@ from rheoscope.cli.inputs import (
     BatchSize,
     Device,
     Dtype,
+    Field,
     Models,
     Overwrite,
     PerDocument,
@@ -54,9 +55,7 @@ def measure(
     windows: Windows = 64,
     windows_per_document: PerDocument = None,
     split: Split = "file",
-    field: Annotated[
-        str, typer.Option(help="The field of .jsonl, .parquet and data sets that holds the text.")
-    ] = "text",
+    field: Field = "text",
     tail: Annotated[str, typer.Option(help="drop what does not fill a window, or keep it, padded.")] = "drop",
     pack: Annotated[bool, typer.Option("--pack", help="Let windows cross documents.")] = False,
     bos: Annotated[str, typer.Option(help="Begin windows with the BOS token: auto, always or never.")] = "auto",

@@ -73,6 +73,8 @@ def read(
         n_windows_asked=n_windows,
         left_out=dict(left_out),
         separator=separator,
+        split=split,
+        field=field,
     )
 
 

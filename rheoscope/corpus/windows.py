@@ -44,6 +44,8 @@ class Corpus:
     n_windows_asked: int | None
     left_out: dict[str, int]
     separator: int | None = None  # between packed documents
+    split: str = "file"  # how the sources were read
+    field: str = "text"
 
     @property
     def window(self) -> int:
@@ -96,6 +98,8 @@ class Corpus:
         """What a run records of its text, ready for JSON."""
         return {
             "sources": list(self.sources),
+            "split": self.split,
+            "field": self.field,
             "hash": self.hash,
             "n_documents": self.n_documents,
             "n_windows": self.n_windows,

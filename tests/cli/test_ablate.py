@@ -1,5 +1,7 @@
 """`rheoscope ablate` as a person runs it: parts by name, a text to fit on, and what it cannot do in one sentence."""
 
+import json
+
 import pytest
 
 from rheoscope.run import Run
@@ -23,6 +25,17 @@ def test_a_text_of_its_own_to_fit_on(command, model, text, tmp_path):
     assert outcome.code == 0, outcome
     said = Run.load(tmp_path / "ablation.nc").provenance["config"]["ablation"]["scores"]
     assert said["calibration_sources"] == ["other.txt"]
+
+
+def test_the_field_of_a_table_that_holds_the_text_can_be_named(command, model, text, tmp_path):
+    lines = [json.dumps({"content": line}) for line in text.read_text(encoding="utf-8").splitlines()]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    refused = command("ablate", model, "--text", "a.jsonl", *QUICK)
+    assert refused.code == 2
+    assert 'has no field "text", it has content; name the one with the text: --field.' in refused.err
+    outcome = command("ablate", model, "--text", "a.jsonl", *QUICK, "--field", "content")
+    assert outcome.code == 0, outcome
+    assert Run.load(tmp_path / "ablation.nc").provenance["text"]["field"] == "content"
 
 
 @pytest.mark.parametrize(
