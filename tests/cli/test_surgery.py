@@ -86,7 +86,7 @@ def test_the_sizes_that_are_timed_are_the_users_choice(command, plan, tmp_path):
     found = json.loads((tmp_path / "c" / "verification.json").read_text(encoding="utf-8"))
     assert found["latencies"] == []
     assert found["memory"] == {"before": None, "after": None}
-    for wrong in ("", "1,two", "0", "-4", "1.5"):
+    for wrong in (",", "1,two", "0", "-4", "1.5"):
         outcome = command(*quick, "--clock-lengths", wrong, "--out", "d")
         assert outcome.code == 2, outcome
         assert "give whole numbers from 1, with commas" in outcome.err
