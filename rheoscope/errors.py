@@ -1,5 +1,6 @@
 """The two ways rheoscope says no: bad input, and a question a model cannot answer."""
 
+LONGEST_QUOTED = 200  # characters of a line that is quoted from another program's message
 LONGEST = 2000  # characters of a sentence; file names, keys and values that it quotes may be longer
 
 
@@ -17,6 +18,14 @@ class RheoscopeError(Exception):
 
 class Refused(RheoscopeError):  # noqa: N818 - a refusal is an answer
     """A model has no such part, or the part is not handled. The sentence names the reason and the way out."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a foreign message, without its full stop; the kind of error where it says nothing."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = lines[0].rstrip(".: ") if lines else type(error).__name__
+    line = f"no entry {line}" if isinstance(error, KeyError) else line
+    return line if len(line) <= LONGEST_QUOTED else line[:LONGEST_QUOTED] + "…"
 
 
 def _shortened(sentence: str) -> str:

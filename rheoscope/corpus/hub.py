@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rheoscope.corpus.document import Document
 from rheoscope.corpus.readers import field_document
-from rheoscope.errors import RheoscopeError
+from rheoscope.errors import RheoscopeError, first_line
 
 
 def hub_documents(name: str, *, field: str = "text") -> Iterator[Document]:
@@ -13,7 +13,8 @@ def hub_documents(name: str, *, field: str = "text") -> Iterator[Document]:
     The split is "train" when none is named. Code that a data set brings along is never run.
     """
     try:
-        from datasets import load_dataset
+        from datasets import exceptions, load_dataset
+        from httpx import HTTPError
     except ImportError as error:
         raise RheoscopeError(
             f'the data set "{name}" is read through `datasets`, which is not installed; pip install "rheoscope[hub]".'
@@ -26,8 +27,16 @@ def hub_documents(name: str, *, field: str = "text") -> Iterator[Document]:
         rows = load_dataset(path, *rest, split=split, streaming=True)
         for number, row in enumerate(rows, start=1):
             yield from field_document(row, f"hf:{name}, row {number}", field=field)
-    except (OSError, ValueError) as error:  # unreachable, not there, gated; no such configuration or split
+    except (
+        *(OSError, HTTPError),  # unreachable, not there, gated
+        *(ValueError, KeyError, TypeError),  # no such configuration or split, files that are not what they should be
+        *(
+            RuntimeError,
+            ImportError,
+            exceptions.DatasetsError,
+        ),  # code of its own, a package that is missing, no builder
+    ) as error:
         raise RheoscopeError(
-            f'the data set "{path}", split "{split}", cannot be read ({str(error).splitlines()[0]}); '
+            f'the data set "{path}", split "{split}", cannot be read ({first_line(error)}); '
             "check its name and the network, or download it and name the files."
         ) from error

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rheoscope.errors import RheoscopeError
+from rheoscope.errors import RheoscopeError, first_line
 from rheoscope.instruments.partial import set_aside
 from rheoscope.stats import restore, state_of, take_in
 
@@ -157,7 +157,7 @@ def joined() -> Iterator[Processes]:
         )
     except (ValueError, RuntimeError) as error:
         raise RheoscopeError(
-            f"the processes of this run do not find one another ({str(error).splitlines()[0]}): start them by torchrun"
+            f"the processes of this run do not find one another ({first_line(error)}): start them by torchrun"
         ) from error
     processes, over = Processes(rank, size, dist.PrefixStore("rheoscope", store)), threading.Event()
     heart = _Heart(processes, over)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from rheoscope.errors import RheoscopeError
+from rheoscope.errors import LONGEST_QUOTED, RheoscopeError, first_line
 
 # What transformers and the readers beneath it raise for files they cannot make sense of.
 UNREADABLE = (
@@ -23,7 +23,6 @@ UNREADABLE = (
     AssertionError,
     *(struct.error, SafetensorError, StrictDataclassError),
 )
-LONGEST = 200  # characters of a foreign message that are quoted
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # Buffers that older checkpoints hold and newer models compute.
 BUFFERS = re.compile(r"(rotary_emb\.inv_freq|\.masked_bias|\.(attn|attention)\.bias)$")
@@ -52,14 +51,6 @@ class Explained(AbstractContextManager):
         raise RheoscopeError(f"{self.subject} cannot be read ({first_line(error)}): {self.way_out}") from error
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of a foreign message, without its full stop."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    line = lines[0].rstrip(".: ") if lines else type(error).__name__
-    line = f"no entry {line}" if isinstance(error, KeyError) else line
-    return line if len(line) <= LONGEST else line[:LONGEST] + "…"
-
-
 def model_class(ref: str, config: PreTrainedConfig, *, trust_remote_code: bool) -> Any:
     """The class the checkpoint names, so that a head is neither lost nor invented.
 
@@ -74,7 +65,7 @@ def model_class(ref: str, config: PreTrainedConfig, *, trust_remote_code: bool) 
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise RheoscopeError(
-            f"{ref} has architectures {str(names)[:LONGEST]}, which name no class: correct config.json"
+            f"{ref} has architectures {str(names)[:LONGEST_QUOTED]}, which name no class: correct config.json"
         )
     for name in names:
         found = own if own is not None and own.__name__ == name else getattr(transformers, name, None)

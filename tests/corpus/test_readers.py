@@ -3,7 +3,6 @@ import io
 import json
 import os
 import sys
-from types import ModuleType
 
 import pyarrow
 import pyarrow.parquet
@@ -251,49 +250,3 @@ def test_a_document_too_large_to_tokenise_is_told(tmp_path, monkeypatch, split):
 def test_a_giant_line_is_not_read_into_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "LARGEST_DOCUMENT", 1000)
     assert "too much to tokenise" in refusal(written(tmp_path / "a.txt", "cat " * 300), split="line")
-
-
-def hub(monkeypatch, load_dataset):
-    module = ModuleType("datasets")
-    module.load_dataset = load_dataset
-    monkeypatch.setitem(sys.modules, "datasets", module)
-
-
-@pytest.mark.parametrize(
-    ("source", "asked"),
-    [
-        ("hf:a/b", (("a/b",), "train")),
-        ("hf:a/b:test", (("a/b",), "test")),
-        ("hf:a/b:raw-v1:test", (("a/b", "raw-v1"), "test")),
-    ],
-)
-def test_a_hub_data_set_is_streamed(monkeypatch, source, asked):
-    calls = []
-
-    def load_dataset(*names, split, streaming):
-        calls.append((names, split))
-        assert streaming
-        return [{"text": "one"}, {"text": ""}, {"text": "two"}]
-
-    hub(monkeypatch, load_dataset)
-    assert texts(source) == ["one", "two"]
-    assert calls == [asked]
-
-
-def test_a_hub_out_of_reach_is_told(monkeypatch):
-    def load_dataset(*_, **__):
-        raise ConnectionError("Couldn't reach 'a/b' on the Hub\nand more")
-
-    hub(monkeypatch, load_dataset)
-    message = refusal("hf:a/b:test")
-    assert 'the data set "a/b", split "test", cannot be read (Couldn\'t reach' in message
-
-
-def test_a_hub_data_set_without_a_name_is_told(monkeypatch):
-    hub(monkeypatch, None)
-    assert "names no data set" in refusal("hf:")
-
-
-def test_the_hub_without_its_library_is_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    assert 'pip install "rheoscope[hub]"' in refusal("hf:a/b")
