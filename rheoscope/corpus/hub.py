@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from huggingface_hub.errors import HTTPError  # of the library it speaks through, whose name changes
+
 from rheoscope.corpus.document import Document
 from rheoscope.corpus.readers import field_document
 from rheoscope.errors import RheoscopeError, first_line
@@ -14,7 +16,6 @@ def hub_documents(name: str, *, field: str = "text") -> Iterator[Document]:
     """
     try:
         from datasets import exceptions, load_dataset
-        from httpx import HTTPError
     except ImportError as error:
         raise RheoscopeError(
             f'the data set "{name}" is read through `datasets`, which is not installed; pip install "rheoscope[hub]".'

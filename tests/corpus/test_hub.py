@@ -4,7 +4,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from httpx import HTTPError
+from huggingface_hub.errors import HTTPError
 
 from .test_readers import refusal, texts
 

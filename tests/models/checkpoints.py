@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from rheoscope.errors import RheoscopeError
-from rheoscope.models.checkpoint import LONGEST
+from rheoscope.errors import LONGEST_QUOTED, RheoscopeError
 from rheoscope.models.load import load
 from tests.tiny import VOCAB, tiny
 
@@ -61,5 +60,5 @@ def refusal(ref: str | Path, **options: Any) -> str:
     assert "\n" not in said
     assert not said.endswith(".")
     assert ": " in said  # what is the case: what to do
-    assert len(said) < LONGEST + 300
+    assert len(said) < LONGEST_QUOTED + 300
     return said
