@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,7 +89,7 @@ def measure(
         "seed": seed,
     }
     from rheoscope.instruments.memory import parsed
-    from rheoscope.instruments.partial import partial_of, remove_partial
+    from rheoscope.instruments.partial import held, partial_of, remove_partial
     from rheoscope.instruments.scale import Stop
 
     scale: dict[str, Any] = {"resume": resume, "anew": overwrite and not resume}
@@ -101,14 +102,15 @@ def measure(
             if processes.first:
                 _refuse_outputs(job, names, resume=resume, overwrite=overwrite)
             own = scale | {"processes": processes, "stop": Stop()}
-            with stoppable(own["stop"], partial_of(job.out)):
-                view, corpus = opened(job.model, text, loading=loading, **reading)
-                run, is_new = _measured(job, view, corpus, measuring, own, overwrite=overwrite)
-            if processes.first:
-                _write(job, run, table_format, is_new=is_new, overwrite=overwrite)
+            with held(job.out) if processes.first else nullcontext():
+                with stoppable(own["stop"], partial_of(job.out)):
+                    view, corpus = opened(job.model, text, loading=loading, **reading)
+                    run, is_new = _measured(job, view, corpus, measuring, own, overwrite=overwrite)
+                if processes.first:
+                    _write(job, run, table_format, is_new=is_new, overwrite=overwrite)
+                    remove_partial(partial_of(job.out))
+                processes.written()  # then the others drop theirs, which may lie on other machines
                 remove_partial(partial_of(job.out))
-            processes.written()  # then the others drop theirs, which may lie on other machines
-            remove_partial(partial_of(job.out))
             if processes.first:
                 _say(job, run, is_new=is_new)  # last, as whoever reads it may have gone
 

@@ -7,14 +7,18 @@ over before they were worth keeping are run again.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import re
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,7 @@ SHARE = 0.05  # of the time of a run that savings may take
 ASIDE = 2**20  # bytes of an array from which it is read back through a file
 KEY = "key.json"
 BATCHES = "batches"
+OWN = re.compile(r"key\.json|pass-\d+-of-\d+\.npz|\.rheoscope-\w+\.part")  # files of an unfinished run
 
 
 @dataclass
@@ -133,12 +138,75 @@ def partial_of(output: Path) -> Path:
 
 
 def remove_partial(folder: Path) -> None:
-    """Removes an unfinished run; raises RheoscopeError for a folder of something else. The key goes last."""
-    if key_in(folder) is not None:
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == KEY):
-            path.unlink(missing_ok=True)
-    if folder.exists():
+    """Removes an unfinished run; raises RheoscopeError for a folder of something else. The key goes last.
+
+    Several processes of one run may do so at once.
+    """
+    if not folder.exists():
+        return
+    try:
+        if key_in(folder) is not None:
+            found = sorted(folder.iterdir(), key=lambda path: path.name == KEY)
+            for path in found:
+                if not OWN.fullmatch(path.name):
+                    raise RheoscopeError(
+                        f"{folder} holds {path.name}, which is no part of an unfinished run: remove it"
+                    )
+            for path in found:
+                path.unlink(missing_ok=True)
         folder.rmdir()
+    except FileNotFoundError:  # another process was first
+        return
+    except OSError as error:
+        raise RheoscopeError(f"the folder {folder} cannot be removed ({error.strerror}): remove it") from error
+
+
+@contextmanager
+def held(output: Path) -> Iterator[None]:
+    """A block in which no other process measures for the same output; raises RheoscopeError where one does.
+
+    The lock is the system's and ends with the process, however that ends. A file beside the output says whose it is.
+    """
+    path = output.with_name(f".{output.name}.lock")
+    try:
+        file = _locked(path)
+    except BlockingIOError:
+        raise RheoscopeError(
+            f"{output} is being measured already, by {_owner(path)}: wait until that ends, or give another --out"
+        ) from None
+    except OSError:  # a file system without locks
+        file = None
+    try:
+        yield
+    finally:
+        if file is not None:
+            path.unlink(missing_ok=True)
+            os.close(file)
+
+
+def _locked(path: Path) -> int:
+    """A descriptor of a file that this process has locked; raises BlockingIOError where another has."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.stat(path).st_ino == os.fstat(file).st_ino:
+                os.truncate(file, 0)
+                os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                return file
+            os.close(file)  # whoever had it has removed the file meanwhile
+        except FileNotFoundError:
+            os.close(file)
+        except OSError:
+            os.close(file)
+            raise
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
+    except OSError:
+        return "another process"
 
 
 def refuse_unfinished(folder: Path) -> None:

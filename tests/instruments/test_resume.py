@@ -1,6 +1,8 @@
 """A measurement that is killed and resumed: the same bytes as one that ran through, and nothing foreign is taken up."""
 
 import json
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 
@@ -11,7 +13,7 @@ import torch
 from rheoscope.errors import RheoscopeError, Stopped
 from rheoscope.instruments import partial as partials
 from rheoscope.instruments.measure import INSTRUMENTS, measure, weights_hash
-from rheoscope.instruments.partial import KEY, Partial
+from rheoscope.instruments.partial import KEY, Partial, held
 from rheoscope.instruments.scale import Scale, Stop, digest_of, key_of
 from rheoscope.models.load import load
 from rheoscope.models.view import ModelView
@@ -195,6 +197,35 @@ def test_a_folder_of_something_else_is_never_removed(view, folder):
         with pytest.raises(RheoscopeError, match="is no unfinished run of rheoscope"):
             measured(view, kept_in(folder, **how))
     assert (folder / "thesis.tex").read_text() == "years of work"
+
+
+def test_what_is_no_part_of_a_state_is_never_removed(view, folder):
+    with pytest.raises(Killed):
+        measured(view, kept_in(folder), kill=("measure", 8))
+    (folder / "notes").mkdir()
+    (folder / "notes" / "thesis.tex").write_text("years of work")
+    with pytest.raises(RheoscopeError, match=r"holds notes, which is no part of an unfinished run: remove it"):
+        measured(view, kept_in(folder, anew=True))
+    assert (folder / "pass-0-of-0.npz").is_file()
+    assert (folder / "notes" / "thesis.tex").read_text() == "years of work"
+
+
+def test_an_output_is_held_by_one_process_alone_and_until_it_ends(tmp_path):
+    output = tmp_path / "run.nc"
+    script = "import os, time, pathlib; from rheoscope.instruments.partial import held\n"
+    script += f"with held(pathlib.Path({str(output)!r})): print('held', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        sentence = rf"run\.nc is being measured already, by process {other.pid} on .+: wait until that ends"
+        with pytest.raises(RheoscopeError, match=sentence), held(output):
+            pytest.fail("held twice")
+        with held(tmp_path / "other.nc"):
+            pass
+        other.kill()
+    assert (tmp_path / ".run.nc.lock").exists()  # no hindrance
+    with held(output):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_folder_that_a_kill_left_is_no_hindrance(view, folder):
