@@ -176,6 +176,8 @@ def held(output: Path) -> Iterator[None]:
         ) from None
     except OSError:  # a file system without locks
         file = None
+        with suppress(OSError):
+            path.unlink()
     try:
         yield
     finally:

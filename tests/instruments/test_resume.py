@@ -228,6 +228,15 @@ def test_an_output_is_held_by_one_process_alone_and_until_it_ends(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_where_there_are_no_locks_none_is_held_and_nothing_left(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(partials.fcntl, "flock", none)
+    with held(tmp_path / "run.nc"):
+        assert not list(tmp_path.iterdir())
+
+
 def test_an_empty_folder_that_a_kill_left_is_no_hindrance(view, folder):
     folder.mkdir()
     with pytest.raises(Killed):
