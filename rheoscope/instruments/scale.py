@@ -21,7 +21,7 @@ from rheoscope.instruments.memory import Memory
 from rheoscope.instruments.partial import EVERY, Partial, key_in, refuse_unfinished, remove_partial
 from rheoscope.instruments.processes import Ended, Processes
 from rheoscope.models.interface import taps_of
-from rheoscope.models.view import ModelView
+from rheoscope.models.view import ModelView, forward_hooks
 from rheoscope.run import Run
 
 ROOMS = ("linalg", "stats", "corpus", "models", "nets", "theory", "instruments")
@@ -157,9 +157,11 @@ class SharedPasses:
 
 
 def refuse_edits(view: ModelView) -> None:
-    """Raise RheoscopeError where the model is tapped: what taps do is in no key, so its state would fit anything."""
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in view.model.modules())
-    if hooked or any(taps_of(module) for module in view.attentions):
+    """Raise RheoscopeError where the model is tapped: what taps do is in no key, so its state would fit anything.
+
+    Hooks that the model came with are part of it.
+    """
+    if forward_hooks(view.model).keys() - view.own_hooks.keys() or any(taps_of(module) for module in view.attentions):
         raise RheoscopeError(
             "a state to resume from was asked for inside an edit, which no key names: measure without one, or make the "
             "edit a model of its own (rheoscope.restructured)"
@@ -177,6 +179,7 @@ def key_of(
         "options": config,
         "weights": weights,
         "configuration": configuration_of(view),
+        "hooks": sorted(view.own_hooks.values()),
         "text": text.hexdigest(),
         "code": code_hash(),
         "versions": {name: version(name) for name in PACKAGES},

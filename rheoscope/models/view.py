@@ -44,6 +44,7 @@ class ModelView:
         inner: the model of the family inside one restructured by edits; the model itself everywhere else.
         n_layers, n_heads, n_kv_heads, d_head, d_model: sizes, read off one small forward pass, not off names.
         sizes: the same of every layer.
+        own_hooks: forward hooks that the model came with, as code of its own and some edits have.
         blocks, attentions: one module per layer; the attention modules are those that call the attention interface.
     """
 
@@ -56,6 +57,7 @@ class ModelView:
         row = FAMILIES.get(self.model_type)
         self.family: Family | None = row.resolved(self.config) if row else None
         self.workspace = Workspace()
+        self.own_hooks = forward_hooks(model)
         self.batch_size = 1  # of the pass under way, noted by the taps
         self._find_layers()
 
@@ -236,6 +238,16 @@ class ModelView:
         if not head:
             return output.last_hidden_state
         return output.logits if "logits" in output else output.prediction_logits
+
+
+def forward_hooks(model: nn.Module) -> dict[int, str]:
+    """The forward hooks of a model at the moment, by their number: where they are, and the names of their functions."""
+    return {
+        number: f"{name}: {getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook).__name__)}"
+        for name, module in model.named_modules()
+        for hooks in (module._forward_pre_hooks, module._forward_hooks)
+        for number, hook in hooks.items()
+    }
 
 
 def part(root: nn.Module, path: str) -> nn.Module:

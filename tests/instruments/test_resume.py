@@ -279,6 +279,20 @@ def test_a_run_that_is_told_to_stop_keeps_what_it_has_read(view, folder, whole):
     assert_same_bytes(measured(view, kept_in(folder, resume=True)), whole)
 
 
+def test_hooks_that_a_model_came_with_are_part_of_it(folder):
+    def hooked(double):
+        model = tiny("llama", dtype=torch.float32)
+        if double:
+            model.model.norm.register_forward_hook(lambda module, args, output: 2 * output)
+        return ModelView(model)
+
+    with pytest.raises(Killed):
+        measured(hooked(True), kept_in(folder), kill=("measure", 8))
+    with pytest.raises(RheoscopeError, match=r"differs in hooks\)"):
+        measured(hooked(False), kept_in(folder, resume=True))
+    assert_same_bytes(measured(hooked(True), kept_in(folder, resume=True)), measured(hooked(True)))
+
+
 def test_inside_an_edit_no_state_is_kept(view, folder):
     with edited(view, Mute()), pytest.raises(RheoscopeError, match="inside an edit, which no key names"):
         measured(view, kept_in(folder))
