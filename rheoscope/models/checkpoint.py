@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 import transformers
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HTTPError, StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -20,7 +20,7 @@ from rheoscope.errors import LONGEST_QUOTED, RheoscopeError, first_line
 # What transformers and the readers beneath it raise for files they cannot make sense of.
 UNREADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, RuntimeError, ArithmeticError),
-    AssertionError,
+    *(AssertionError, HTTPError),  # the latter of a connection that breaks off while a model is fetched
     *(struct.error, SafetensorError, StrictDataclassError),
 )
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")

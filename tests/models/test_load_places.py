@@ -5,6 +5,7 @@ import socket
 import pytest
 import transformers
 from huggingface_hub import constants
+from huggingface_hub.errors import HTTPError
 
 from rheoscope.models import load as load_module
 from tests.models.checkpoints import refusal, saved
@@ -61,6 +62,15 @@ def test_a_name_that_the_hub_does_not_have(monkeypatch):
     assert (
         "(org/name is not a valid model identifier): check the name, log in to the hub if the model is private" in said
     )
+
+
+def test_a_connection_that_breaks_off_while_a_model_is_fetched(monkeypatch):
+    def broken(*_args, **_options):
+        raise HTTPError("timed out")
+
+    monkeypatch.setattr(load_module, "_hub_reachable", lambda: True)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", broken)
+    assert "the configuration of org/name cannot be read (timed out): check the name" in refusal("org/name")
 
 
 def test_a_folder_whose_name_speaks_of_connections_is_not_taken_for_the_hub(tmp_path):
