@@ -64,6 +64,11 @@ def ffn_is_parallel(view: ModelView) -> bool:
     return view.family is not None and view.family.residual is Residual.PARALLEL
 
 
+def layer_is_parallel(view: ModelView, layer: int) -> bool:
+    """The same of one layer, which an edit may have made parallel."""
+    return ffn_is_parallel(view) or hasattr(view.blocks[layer], "parallel_norm")
+
+
 def refuse_field(view: ModelView, what: str) -> None:
     """Raise Refused where a layer is not x + attention + FFN, or where its parts are not known."""
     if view.family is None:

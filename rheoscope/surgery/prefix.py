@@ -17,7 +17,7 @@ from rheoscope.corpus import Batch, batches
 from rheoscope.errors import RheoscopeError
 from rheoscope.instruments.steering.steering import EPSILON
 from rheoscope.instruments.steering.steps import angle, deficit, exact, tangential
-from rheoscope.models.field import derivative, ffn_field, ffn_is_parallel
+from rheoscope.models.field import derivative, ffn_field, layer_is_parallel
 from rheoscope.models.view import ModelView
 from rheoscope.stats import ratio_of_sums
 from rheoscope.surgery.edits import Edit, edited
@@ -127,7 +127,9 @@ def _last_tokens(view: ModelView, batch: Batch, *edits: Edit) -> dict[str, Float
     with edited(view, *edits), view.tapped(taps):
         view.forward(batch.tokens, batch.valid, head=False)
     x, A, F = (torch.stack([exact(row) for row in rows]) for rows in kept.values())
-    alone = F if ffn_is_parallel(view) else torch.stack([exact(ffn_field(view, k, row)) for k, row in enumerate(x)])
+    alone = torch.stack(
+        [F[k] if layer_is_parallel(view, k) else exact(ffn_field(view, k, row)) for k, row in enumerate(x)]
+    )
     return {"x": x, "deficit": deficit(A, A + F, x), "defect": _defect(F, alone)}
 
 

@@ -15,6 +15,8 @@ from rheoscope.models.field import ffn_derivative, ffn_field
 from rheoscope.models.view import ModelView
 from rheoscope.surgery.edits import edited
 from rheoscope.surgery.edits_steering import ParallelFFN
+from rheoscope.surgery.edits_structure import Parallelize
+from rheoscope.surgery.restructure import restructured
 from tests.instruments.texts import random_corpus
 from tests.tiny import VARIANTS, Float64Throughout, input_ids, tiny
 
@@ -274,3 +276,15 @@ def test_a_stream_that_is_no_number_shows_in_the_check_of_the_sum():
     with view.tapped({"ffn_out": broken}, layers=[1]):
         data = measured(view, corpus)
     assert np.isnan(data.resid_sum_error.values).tolist() == [False, True, True]
+
+
+def test_layers_that_an_edit_has_made_parallel_are_read_as_such():
+    view, corpus = ModelView(tiny("llama")), random_corpus()
+    edits = (Parallelize((1, 2)),)
+    cut = ModelView(restructured(view, edits))
+    data = measured(cut, corpus)
+    assert (data.defect[1:] == 0).all()
+    assert data.defect[0] > 0.01
+    with edited(view, *edits):
+        same = measured(view, corpus)
+    np.testing.assert_allclose(data.angular_deficit, same.angular_deficit, rtol=1e-9)

@@ -25,7 +25,7 @@ from rheoscope.instruments.sampling import spread
 from rheoscope.instruments.steering.steps import exact, spherical_diversity, step_readings, sums_over
 from rheoscope.instruments.steering.strongest import strongest_cosine
 from rheoscope.models.attention import Attention
-from rheoscope.models.field import ffn_derivative, ffn_field, ffn_is_parallel, refuse_field
+from rheoscope.models.field import ffn_derivative, ffn_field, layer_is_parallel, refuse_field
 from rheoscope.models.placement import has_numbers
 from rheoscope.models.view import ModelView
 from rheoscope.stats import OWN, Counts, RatioOfSums, windows_of_documents
@@ -86,7 +86,7 @@ class Steering(Instrument):
         self.sites = frozenset(
             {"resid_pre", "attn_out", "ffn_out"} | ({"attention"} if self.options.n_top_k else set())
         )
-        self.parallel = ffn_is_parallel(view)
+        self.parallel = [layer_is_parallel(view, layer) for layer in range(view.n_layers)]
         n = corpus.n_windows
         derived = self.options.defect_stride and has_numbers(view.model)  # packed weights have no derivative to take
         self.first_order_windows = spread(n, self.options.n_first_order if derived else 0)
@@ -114,7 +114,7 @@ class Steering(Instrument):
         between = x + A
         places = (x, between, between + F)
         self._check_sum(layer, places[-1], exact(sites.resid_post), counted[1])
-        readings = step_readings(x, A, F, parallel=self.parallel)
+        readings = step_readings(x, A, F, parallel=self.parallel[layer])
         stacked = torch.stack([readings[name] for name in TOKEN_READINGS], -1)
         sums = [sums_over(stacked, scope) for scope in counted]
         self.tokens.update(layer, units, sums)
@@ -151,7 +151,7 @@ class Steering(Instrument):
         every = slice(None, None, min(self.options.defect_stride, max(1, self.corpus.window // FEWEST_POSITIONS)))
         x, A, F, counted = x[:, every], A[:, every], F[:, every], [scope[:, every] for scope in counted]
         units = self.corpus.units[windows]
-        alone = F if self.parallel else exact(ffn_field(self.view, layer, x))  # a parallel block reads x as it is
+        alone = F if self.parallel[layer] else exact(ffn_field(self.view, layer, x))  # parallel blocks read x as it is
         away, length = (F - alone).norm(dim=-1), alone.norm(dim=-1)
         share = away / (length + EPSILON)
         displaced = away / (x + A + F).norm(dim=-1)
@@ -162,7 +162,7 @@ class Steering(Instrument):
             self.n_tokens["defects"] += int(counted[0].sum())
         rows = np.flatnonzero(np.isin(windows, self.first_order_windows))
         if len(rows):
-            lost = away[rows] if self.parallel else self._first_order(layer, x[rows], A[rows])
+            lost = away[rows] if self.parallel[layer] else self._first_order(layer, x[rows], A[rows])
             both = torch.stack([lost / (length[rows] + EPSILON), share[rows]], -1)
             self.first_order.update(layer, units[rows], [sums_over(both, scope[rows]) for scope in counted])
 
