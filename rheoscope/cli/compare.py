@@ -31,6 +31,9 @@ def compare(
     from rheoscope.run import Run
 
     comparison = compared(Run.load(first), Run.load(second))
+    if report_file is not None:
+        with replacing(report_file, overwrite=overwrite) as part:
+            part.write_text(comparison_html(comparison), encoding="utf-8", errors="backslashreplace")
     for instrument in comparison.instruments:
         out.print(f"\n[bold]{escape(instrument)}[/]")
         out.print(difference_table(comparison, instrument))
@@ -39,9 +42,7 @@ def compare(
     if not comparison.paired:
         err.print(pairing(comparison), markup=False, soft_wrap=True)
     if report_file is not None:
-        with replacing(report_file, overwrite=overwrite) as part:
-            part.write_text(comparison_html(comparison), encoding="utf-8", errors="backslashreplace")
-        print(report_file)
+        out.line(report_file)
 
 
 def difference_table(comparison: Comparison, instrument: str) -> Table:

@@ -106,6 +106,7 @@ def edit(
             clock=clock,
             progress=shown,
         )
+    saved = save_edited(outcome.model, view.tokenizer, out_folder, overwrite=overwrite, files=outcome.files())
     out.print(verification_table(outcome))
     for line in control_lines(outcome):
         out.print(line, markup=False, soft_wrap=True)
@@ -113,7 +114,7 @@ def edit(
         out.print(latency_table(outcome))
     for batch, length in outcome.verification.not_timed:
         out.print(f"not timed: {batch} x {length:,} tokens; allow more with --clock-seconds", markup=False)
-    print(save_edited(outcome.model, view.tokenizer, out_folder, overwrite=overwrite, files=outcome.files()))
+    out.line(saved)
 
 
 def sizes_of(written: str, option: str) -> tuple[int, ...]:

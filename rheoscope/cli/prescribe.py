@@ -86,12 +86,13 @@ def prescribe(
             memory=memory,
             progress=shown,
         )
+    written = found.plan.save(out_file, overwrite=overwrite)
     for kind, reason in found.left_out.items():
         err.print(f"without {kind}: {reason}", markup=False, soft_wrap=True)
     out.print(plan_table(found))
     for line in prescription_lines(found):
         out.print(line, markup=False, soft_wrap=True)
-    print(found.plan.save(out_file, overwrite=overwrite))
+    out.line(written)
 
 
 def _model_of(run: Run, run_file: Path) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rheoscope.cli.console import out
 from rheoscope.cli.inputs import Seed, Split, Text
 
 KINDS = "softmax, sd, sd_linear, elu, sd_elu, ega, ega_published or lag_conv"  # of nets, which take torch to import
@@ -49,5 +50,5 @@ def train(
         precision=precision,
         split=split,
     )
-    print(f"loss {result.loss:.4f}, held-out {result.held_out_loss:.4f} nats/token after {result.steps} steps")
-    print(result.folder)
+    out.line(f"loss {result.loss:.4f}, held-out {result.held_out_loss:.4f} nats/token after {result.steps} steps")
+    out.line(result.folder)

@@ -69,6 +69,22 @@ def test_edit_carries_out_verifies_and_saves(command, plan, tmp_path):
     assert len(kept["edits"][0]["constants"]) == 2  # replayable to the number
 
 
+@pytest.mark.parametrize("name", ["prescribe", "edit", "compare"])
+def test_what_was_made_is_written_before_anything_is_said_of_it(command, runs, plan, tmp_path, monkeypatch, name):
+    def unprintable(*_):
+        raise ZeroDivisionError("a fault of the table")
+
+    table, output, arguments = {
+        "prescribe": ("plan_table", "p.yaml", (runs / "a.nc", *QUICK, "--only", "parallelize", "--out", "p.yaml")),
+        "edit": ("verification_table", "edited/config.json", (BUILT_IN, plan, *QUICK, "--no-clock", "--no-refit")),
+        "compare": ("difference_table", "page.html", (runs / "a.nc", runs / "c.nc", "--report", "page.html")),
+    }[name]
+    monkeypatch.setattr(f"rheoscope.cli.{name}.{table}", unprintable)
+    with pytest.raises(ZeroDivisionError, match="a fault of the table"):
+        command(name, *arguments)
+    assert (tmp_path / output).is_file()
+
+
 def test_the_sizes_that_are_timed_are_the_users_choice(command, plan, tmp_path):
     quick = ("edit", BUILT_IN, plan, *QUICK, "--no-refit", "--n-random", 0)
     outcome = command(*quick, "--clock-lengths", "8, 16", "--clock-batches", 3, "--out", "a")
