@@ -58,6 +58,13 @@ def refuse_output(path: str | Path, *, overwrite: bool = False) -> None:
         ) from error
 
 
+def refuse_replaced(output: str | Path, *inputs: str | Path) -> None:
+    """Raise RheoscopeError where an output would take the place of a file that it is made from."""
+    for path in inputs:
+        if Path(output).resolve() == Path(path).resolve():
+            raise RheoscopeError(f"{output} would replace {path}, which it is made from: name another file")
+
+
 def write_tree(tree: xr.DataTree, path: str | Path, *, overwrite: bool = False) -> None:
     """Writes a tree as one netCDF file. Complex variables become pairs `x_re`, `x_im`."""
     datasets = {node.path: _storable(node.to_dataset(inherit=False), node.path.strip("/")) for node in tree.subtree}

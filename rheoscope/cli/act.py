@@ -26,7 +26,7 @@ from rheoscope.cli.inputs import (
     opened,
 )
 from rheoscope.errors import RheoscopeError
-from rheoscope.storage import refuse_output
+from rheoscope.storage import refuse_output, refuse_replaced
 
 
 def ablate(
@@ -65,6 +65,7 @@ def ablate(
 ) -> None:
     """Take parts away (FFN, its radial or tangential part, attention) and print what each costs, paired by document."""
     refuse_output(out_file, overwrite=overwrite)
+    refuse_replaced(out_file, model, *text)
     if memory is not None:
         refuse_output(memory, overwrite=True)
     if calibrate and not scores:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rheoscope.cli.console import err, out
 from rheoscope.cli.inputs import Overwrite
-from rheoscope.storage import refuse_output, replacing
+from rheoscope.storage import refuse_output, refuse_replaced, replacing
 
 if TYPE_CHECKING:
     from rheoscope.report.comparison import Comparison
@@ -26,6 +26,7 @@ def compare(
     """Print what differs between two runs, second less first, with errors; paired where the text is the same."""
     if report_file is not None:
         refuse_output(report_file, overwrite=overwrite)
+        refuse_replaced(report_file, first, second)
     from rheoscope.report.comparison import compared
     from rheoscope.report.comparison_page import comparison_html, pairing
     from rheoscope.run import Run

@@ -24,7 +24,7 @@ from rheoscope.cli.inputs import (
     opened,
 )
 from rheoscope.errors import RheoscopeError
-from rheoscope.storage import refuse_output
+from rheoscope.storage import refuse_output, refuse_replaced
 
 if TYPE_CHECKING:
     from rheoscope.surgery.apply import Outcome
@@ -74,6 +74,7 @@ def edit(
     }
     if lora_rank is not None and not distill_minutes:
         raise RheoscopeError("--lora-rank given without a distillation: add --distill-minutes")
+    refuse_replaced(out_folder, model, *text)
     refuse_folder(out_folder, overwrite=overwrite)
     if memory is not None:
         refuse_output(memory, overwrite=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -30,7 +31,7 @@ from rheoscope.cli.inputs import (
 )
 from rheoscope.cli.jobs import Job, each, jobs, own_device, refuse_shared, shared, stoppable
 from rheoscope.errors import RheoscopeError
-from rheoscope.storage import refuse_output
+from rheoscope.storage import refuse_output, refuse_replaced
 
 if TYPE_CHECKING:
     from rheoscope.corpus import Corpus
@@ -100,7 +101,7 @@ def measure(
 
         def one(job: Job) -> None:
             if processes.first:
-                _refuse_outputs(job, names, resume=resume, overwrite=overwrite)
+                _refuse_outputs(job, text, names, resume=resume, overwrite=overwrite)
             own = scale | {"processes": processes, "stop": Stop()}
             with held(job.out) if processes.first else nullcontext():
                 with stoppable(own["stop"], partial_of(job.out)):
@@ -171,12 +172,13 @@ def report(
 
     run = Run.load(run_file)
     page = out_file or run_file.with_suffix(".html")
-    if page.resolve() == run_file.resolve():
-        raise RheoscopeError(f"the page would replace the run {run_file}: name another file with --out")
+    refuse_replaced(page, run_file)
     out.line(run.report(page, overwrite=overwrite))
 
 
-def _refuse_outputs(job: Job, instruments: list[str] | None, *, resume: bool, overwrite: bool) -> None:
+def _refuse_outputs(
+    job: Job, text: Sequence[str], instruments: list[str] | None, *, resume: bool, overwrite: bool
+) -> None:
     """Raise RheoscopeError, before any work is done, where the outputs could not be written in the end."""
     from rheoscope.instruments.measure import INSTRUMENTS
     from rheoscope.instruments.partial import partial_of, refuse_unfinished
@@ -189,6 +191,7 @@ def _refuse_outputs(job: Job, instruments: list[str] | None, *, resume: bool, ov
     replaced = overwrite or (resume and job.out.exists())  # what is there beside a finished run is left as it is
     for path in files:
         refuse_output(path, overwrite=replaced)
+        refuse_replaced(path, job.model, *text)
     if (folder := job.tables) is not None:
         if folder.exists() and not folder.is_dir():
             raise RheoscopeError(f"tables cannot be written into {folder}: it is no folder")

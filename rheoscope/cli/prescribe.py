@@ -11,7 +11,7 @@ from rich.table import Table
 from rheoscope.cli.console import err, out, progress
 from rheoscope.cli.inputs import Device, Dtype, Overwrite, PerDocument, Seed, Split, Trust, Window, Windows, opened
 from rheoscope.errors import RheoscopeError
-from rheoscope.storage import refuse_output
+from rheoscope.storage import refuse_output, refuse_replaced
 
 if TYPE_CHECKING:
     from rheoscope.run import Run
@@ -48,6 +48,7 @@ def prescribe(
 ) -> None:
     """Choose what to cut: every candidate measured alone, the best taken together, random plans beside them."""
     refuse_output(out_file, overwrite=overwrite)
+    refuse_replaced(out_file, run_file, *text)
     if memory is not None:
         refuse_output(memory, overwrite=True)
     from rheoscope.run import Run

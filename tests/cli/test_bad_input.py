@@ -211,6 +211,26 @@ def test_tables_of_another_run_are_noticed_before_the_model_is_opened(refused, t
     assert "no built-in model" in refused("measure", "builtin:nobody", "--tables", "tables")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("measure", "builtin:nobody", "--text", "a.txt", "--out", "a.txt"),
+        ("measure", "builtin:nobody", "--text", "a.txt", "--report", "./a.txt"),
+        ("measure", "net.gguf", "--out", "net.gguf"),
+        ("ablate", "builtin:nobody", "--text", "a.txt", "--out", "a.txt"),
+        ("prescribe", "a.txt", "--out", "a.txt"),
+        ("edit", "net", "plan.yaml", "--out", "net"),
+        ("compare", "a.txt", "net.gguf", "--report", "net.gguf"),
+        ("compare", "link", "net.gguf", "--report", "a.txt"),
+    ],
+)
+def test_no_output_takes_the_place_of_what_it_is_made_from(arguments, refused, tmp_path):
+    for name in ("a.txt", "net.gguf"):
+        (tmp_path / name).write_text("precious")
+    (tmp_path / "link").symlink_to("a.txt")
+    assert "which it is made from: name another file" in refused(*arguments, "--overwrite")
+
+
 def test_a_format_of_tables_that_there_is_not(refused, tmp_path):
     sentence = refused("measure", "builtin:nobody", "builtin:noone", "--tables", "tables", "--table-format", "xlsx")
     assert "tables as 'xlsx' asked for; there are csv, parquet" in sentence
@@ -222,7 +242,10 @@ REPORTS = {
     "a folder": ((".",), ". is a folder"),
     "another file": (("text.txt",), "text.txt is not a run file"),
     "an existing page": (("run.nc",), "run.html exists already"),
-    "a page in the place of the run": (("run.nc", "--out", "run.nc", "--overwrite"), "would replace the run run.nc"),
+    "a page in the place of the run": (
+        ("run.nc", "--out", "run.nc", "--overwrite"),
+        "would replace run.nc",
+    ),
 }
 
 
