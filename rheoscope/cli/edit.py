@@ -12,6 +12,7 @@ from rheoscope.cli.console import out, progress
 from rheoscope.cli.inputs import (
     Device,
     Dtype,
+    Field,
     Model,
     Overwrite,
     PerDocument,
@@ -57,6 +58,7 @@ def edit(
     windows: Windows = 64,
     windows_per_document: PerDocument = None,
     split: Split = "file",
+    field: Field = "text",
     seed: Seed = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -92,6 +94,7 @@ def edit(
         loading={"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code},
         windows_per_document=windows_per_document,
         split=split,
+        field=field,
     )
     distillation = Distillation(minutes=distill_minutes, seed=seed, lora_rank=lora_rank) if distill_minutes else None
     with progress() as shown:

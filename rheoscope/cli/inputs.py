@@ -42,6 +42,12 @@ PerDocument = Annotated[
 ]
 Split = Annotated[str, typer.Option(help="What a document of a .txt is: file, blank, line or heading.")]
 Field = Annotated[str, typer.Option(help="The field of .jsonl, .parquet and data sets that holds the text.")]
+SplitOfRun = Annotated[
+    str | None, typer.Option("--split", help="What a document of a .txt is; as the run's text was split if left out.")
+]
+FieldOfRun = Annotated[
+    str | None, typer.Option("--field", help="The field that holds the text; that of the run's text if left out.")
+]
 BatchSize = Annotated[int | None, typer.Option(help="Windows at a time; chosen by memory if left out.")]
 
 

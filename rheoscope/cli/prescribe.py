@@ -9,7 +9,19 @@ import typer
 from rich.table import Table
 
 from rheoscope.cli.console import err, out, progress
-from rheoscope.cli.inputs import Device, Dtype, Overwrite, PerDocument, Seed, Split, Trust, Window, Windows, opened
+from rheoscope.cli.inputs import (
+    Device,
+    Dtype,
+    FieldOfRun,
+    Overwrite,
+    PerDocument,
+    Seed,
+    SplitOfRun,
+    Trust,
+    Window,
+    Windows,
+    opened,
+)
 from rheoscope.errors import RheoscopeError
 from rheoscope.storage import refuse_output, refuse_replaced
 
@@ -39,7 +51,8 @@ def prescribe(
     window: Window = None,
     windows: Windows = 64,
     windows_per_document: PerDocument = None,
-    split: Split = "file",
+    split: SplitOfRun = None,
+    field: FieldOfRun = None,
     seed: Seed = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -59,9 +72,8 @@ def prescribe(
     kinds = [kind.strip() for kind in only.split(",") if kind.strip()] if only is not None else []
     if only is not None and not kinds:
         raise RheoscopeError("--only without a kind given: name some, or leave it out")
-    source = list(text) or list(run.provenance.get("text", {}).get("sources", []))
-    if not source:
-        raise RheoscopeError(f"{run_file} names no text: give one with --text")
+    source, how = _text_of(run, run_file, text)
+    how |= {name: value for name, value in (("split", split), ("field", field)) if value is not None}
     view, corpus = opened(
         model or _model_of(run, run_file),
         source,
@@ -69,7 +81,7 @@ def prescribe(
         n_windows=windows or None,
         loading={"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code},
         windows_per_document=windows_per_document,
-        split=split,
+        **how,
     )
     _refuse_other(run, run_file, view)
     choosing, checking = two_texts(corpus, share=share, seed=seed)
@@ -94,6 +106,17 @@ def prescribe(
     for line in prescription_lines(found):
         out.print(line, markup=False, soft_wrap=True)
     out.line(written)
+
+
+def _text_of(run: Run, run_file: Path, text: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The text to read and how: as asked for, or that of the run, as it was split and from the field it was in."""
+    if text:
+        return list(text), {}
+    said = run.provenance.get("text", {})
+    source = list(said.get("sources", []))
+    if not source:
+        raise RheoscopeError(f"{run_file} names no text: give one with --text")
+    return source, {name: said[name] for name in ("split", "field") if isinstance(said.get(name), str)}
 
 
 def _model_of(run: Run, run_file: Path) -> str:

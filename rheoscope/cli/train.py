@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rheoscope.cli.console import out
-from rheoscope.cli.inputs import Seed, Split, Text
+from rheoscope.cli.inputs import Field, Seed, Split, Text
 
 KINDS = "softmax, sd, sd_linear, elu, sd_elu, ega, ega_published or lag_conv"  # of nets, which take torch to import
 
@@ -27,6 +27,7 @@ def train(
     no_norm: Annotated[bool, typer.Option("--no-norm", help="Without any norm, the final one included.")] = False,
     precision: Annotated[str, typer.Option(help="float32, bf16, or auto.")] = "auto",
     split: Split = "file",
+    field: Field = "text",
     seed: Seed = 0,
 ) -> None:
     """Train a decoder whose attention shows its routing and filtering; a run that was stopped goes on where it was."""
@@ -49,6 +50,7 @@ def train(
         use_norm=not no_norm,
         precision=precision,
         split=split,
+        field=field,
     )
     out.line(f"loss {result.loss:.4f}, held-out {result.held_out_loss:.4f} nats/token after {result.steps} steps")
     out.line(result.folder)

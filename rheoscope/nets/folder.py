@@ -28,7 +28,7 @@ RECORD = "training.json"
 UNFINISHED = "unfinished"
 WRITERS = ("PytorchStreamWriter", "inline_container")  # of torch.save, in the RuntimeError of a file it cannot write
 # These may differ between a run and its continuation: they move no number of it.
-FREE = ("text", "log_every", "save_every", "tokenizer", "split")
+FREE = ("text", "log_every", "save_every", "tokenizer", "split", "field")
 
 
 def record_of(recipe: Recipe, *, text_hash: str, vocabulary_hash: str, vocabulary: int) -> dict:

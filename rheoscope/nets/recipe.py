@@ -44,6 +44,7 @@ class Recipe:
     held_out: float = 0.1
     tokenizer: str | None = None
     split: str = "file"
+    field: str = "text"
     use_norm: bool = True
     positions: str = "learned"
     n_heads: int | None = None

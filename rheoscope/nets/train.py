@@ -103,8 +103,9 @@ def run(
     """Begin the run, go on with it, or return it if it is finished."""
     found = read_record(out)
     refuse_unwritable(out)
-    tokenizer = tokenizer_named(plan.tokenizer, plan.text, split=plan.split)
-    corpus = read(plan.text, tokenizer=tokenizer, window=plan.window, split=plan.split, pack=True)
+    how = {"split": plan.split, "field": plan.field}
+    tokenizer = tokenizer_named(plan.tokenizer, plan.text, **how)
+    corpus = read(plan.text, tokenizer=tokenizer, window=plan.window, pack=True, **how)
     record = record_of(
         plan, text_hash=corpus.hash, vocabulary_hash=vocabulary_hash(tokenizer), vocabulary=len(tokenizer)
     )

@@ -10,13 +10,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rheoscope.corpus.sources import documents
-from rheoscope.errors import RheoscopeError
+from rheoscope.errors import RheoscopeError, first_line
 
 END = "<|endoftext|>"  # begins a window and ends a text, as with GPT-2
 N_BYTES = 256
 
 
-def tokenizer_named(name: str, text: Sequence[str], *, split: str = "file") -> PreTrainedTokenizerBase:
+def tokenizer_named(
+    name: str, text: Sequence[str], *, split: str = "file", field: str = "text"
+) -> PreTrainedTokenizerBase:
     """The tokenizer called `bytes`, `bpe:N` (N tokens learned from the text), or at a hub name or folder.
 
     Raises RheoscopeError where there is none, or it has no token to join documents by.
@@ -24,14 +26,13 @@ def tokenizer_named(name: str, text: Sequence[str], *, split: str = "file") -> P
     if name == "bytes":
         return _byte_level(Tokenizer(models.BPE(vocab=_byte_tokens(), merges=[])))
     if name.startswith("bpe:"):
-        return _byte_pairs(name, text, split)
+        return _byte_pairs(name, text, split, field)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
         raise RheoscopeError(
-            f"tokenizer {name!r} cannot be opened ({reason}): give a folder, a hub name that can be reached, bytes, or "
-            "bpe:N for N tokens learned from the text"
+            f"tokenizer {name!r} cannot be opened ({first_line(error)}): give a folder, a hub name that can be reached, "
+            "bytes, or bpe:N for N tokens learned from the text"
         ) from None
     if all(token is None for token in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.sep_token_id)):
         raise RheoscopeError(
@@ -51,7 +52,7 @@ def _byte_tokens() -> dict[str, int]:
     return {END: 0} | {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 1)}
 
 
-def _byte_pairs(name: str, text: Sequence[str], split: str) -> PreTrainedTokenizerBase:
+def _byte_pairs(name: str, text: Sequence[str], split: str, field: str) -> PreTrainedTokenizerBase:
     size = name.removeprefix("bpe:")
     if not size.isdecimal() or int(size) <= N_BYTES:
         raise RheoscopeError(f"tokenizer {name!r} asked for; bpe:N needs a number N of tokens above {N_BYTES}")
@@ -63,7 +64,7 @@ def _byte_pairs(name: str, text: Sequence[str], split: str) -> PreTrainedTokeniz
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (document.text for source in text for document in documents(source, split=split, field="text"))
+    texts = (document.text for source in text for document in documents(source, split=split, field=field))
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() < int(size):
         raise RheoscopeError(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
+from rheoscope.corpus.sources import documents
 from rheoscope.run import Run
 
 QUICK = ("--window", 32, "--windows", 10, "--windows-per-document", 1)
@@ -51,6 +52,37 @@ def test_prescribe_writes_a_plan_and_says_how_good_its_predictions_were(command,
     assert plan["model"] == BUILT_IN
     assert plan["found"]["change_choosing"] <= 0.5
     assert len(plan["found"]["random_changes_checking"]) == 2
+
+
+def table_of(path):
+    """The built-in text, a document on each line of a table, under a name of its own."""
+    texts = [document.text for document in documents("builtin:manual", split="file", field="text")]
+    path.write_text("\n".join(json.dumps({"content": text}) for text in texts), encoding="utf-8")
+
+
+def test_prescribe_reads_the_text_of_a_run_as_the_run_read_it(command, tmp_path):
+    table_of(tmp_path / "a.jsonl")
+    few = ("--instruments", "loss", "--no-nulls", "--out", "r.nc")
+    measured = command("measure", BUILT_IN, "--text", "a.jsonl", "--field", "content", *QUICK, *few)
+    assert measured.code == 0, measured
+    arguments = ("prescribe", "r.nc", *QUICK, "--only", "parallelize", "--max-loss", 0.5, "--n-random", 1)
+    found = command(*arguments, "--out", "p.yaml")
+    assert found.code == 0, found
+    refused = command(*arguments, "--out", "q.yaml", "--field", "text")
+    assert 'has no field "text", it has content; name the one with the text: --field.' in refused.err
+    run = Run.load(tmp_path / "r.nc")
+    said = run.provenance
+    del said["text"]["field"], said["text"]["split"]  # as in runs of earlier versions
+    Run.of({"loss": run["loss"]}, said).save(tmp_path / "old.nc")
+    given = command("prescribe", "old.nc", *arguments[2:], "--field", "content", "--out", "old.yaml")
+    assert given.code == 0, given
+
+
+def test_edit_reads_the_field_of_a_table_that_it_is_told(command, plan, tmp_path):
+    table_of(tmp_path / "a.jsonl")
+    arguments = ("edit", BUILT_IN, plan, "--text", "a.jsonl", *QUICK, "--no-clock", "--no-refit")
+    assert "--field" in command(*arguments).err
+    assert command(*arguments, "--field", "content").code == 0
 
 
 def test_edit_carries_out_verifies_and_saves(command, plan, tmp_path):
