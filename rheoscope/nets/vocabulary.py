@@ -31,8 +31,8 @@ def tokenizer_named(
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise RheoscopeError(
-            f"tokenizer {name!r} cannot be opened ({first_line(error)}): give a folder, a hub name that can be reached, "
-            "bytes, or bpe:N for N tokens learned from the text"
+            f"tokenizer {name!r} cannot be opened ({first_line(error)}): give a folder, a hub name that can be "
+            "reached, bytes, or bpe:N for N tokens learned from the text"
         ) from None
     if all(token is None for token in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.sep_token_id)):
         raise RheoscopeError(

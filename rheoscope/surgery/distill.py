@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from rheoscope.corpus import Batch, Corpus, batches
 from rheoscope.errors import RheoscopeError
 from rheoscope.instruments.engine import Progress, silent
+from rheoscope.instruments.scale import configuration_of
 from rheoscope.models.placement import stored
 from rheoscope.models.view import ModelView
 from rheoscope.storage import replacing
@@ -165,8 +166,8 @@ def _deadline(settings: Distillation) -> float:
 
 
 def _key(view: ModelView, edited: EditedForCausalLM, text: Corpus, settings: Distillation) -> str:
-    """What a memory is of: the weights of both models at the start, edits, text and settings, but not how long."""
-    said = asdict(settings) | {"steps": None, "minutes": None}
+    """What a memory is of: both models at the start, edits, text and settings, but not how long."""
+    said = asdict(settings) | {"steps": None, "minutes": None, "model": configuration_of(view)}
     digest = hashlib.sha256(json.dumps((edited.config.rounds, text.hash, said)).encode())
     for model in (view.model, edited):
         for name, parameter in stored(model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from jaxtyping import Float64, Int64
 from rheoscope.corpus import Corpus
 from rheoscope.instruments.engine import Progress, batch_size_for, silent
 from rheoscope.instruments.measure import weights_hash
+from rheoscope.instruments.scale import configuration_of
 from rheoscope.models.view import ModelView
 from rheoscope.stats import Estimate
 from rheoscope.surgery.edits import Edit
@@ -36,7 +38,7 @@ class PassLosses:
 class Passes:
     """The passes of one model over one text. The first under no edit is what all others are compared with.
 
-    memory: a file that keeps every pass as one line of JSON under a hash of weights, text, edits and version; a run
+    memory: a file that keeps every pass as one line of JSON under a hash of model, text, edits and version; a run
     that was stopped goes on where it was. n_run counts the passes that were run, not those that were read back.
     """
 
@@ -51,7 +53,8 @@ class Passes:
 
     def __post_init__(self) -> None:
         self.batch_size = self.batch_size or batch_size_for(self.view, self.corpus.window)
-        model = f"{weights_hash(self.view)} {self.view.dtype} {self.view.device.type}"
+        does = json.dumps(configuration_of(self.view), sort_keys=True)
+        model = f"{weights_hash(self.view)} {does} {self.view.dtype} {self.view.device.type}"
         self._base = f"{model} {self.corpus.hash} {self.batch_size} {version('rheoscope')}"
         if self.memory is not None:
             self._known = passes_in(self.memory)

@@ -127,6 +127,7 @@ def test_what_is_remembered_belongs_to_one_model_text_and_edit(tmp_path):
     Passes(ModelView(tiny("llama")), corpus, memory=memory).losses(ZeroFFN())
     for view, text, edit in (
         (ModelView(tiny("llama", seed=1)), corpus, ZeroFFN()),
+        (ModelView(tiny("llama", rms_norm_eps=0.1)), corpus, ZeroFFN()),
         (ModelView(tiny("llama")), random_corpus(seed=1), ZeroFFN()),
         (ModelView(tiny("llama")), corpus, ZeroFFN(layers=(1,))),
     ):

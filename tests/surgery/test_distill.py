@@ -1,5 +1,7 @@
 """Distillation lowers what it is asked to lower, leaves the rest alone, and goes on where it was stopped."""
 
+import copy
+
 import pytest
 import torch
 
@@ -64,6 +66,15 @@ def test_a_memory_of_one_that_began_from_other_weights_is_refused(view, tmp_path
             edited.blocks[layer].self_attn.o_proj.weight[0, 0] += 1e-3
         with pytest.raises(RheoscopeError, match="or one that began from other weights"):
             distil(view, edited, random_corpus(), Distillation(steps=2), memory=memory)
+
+
+def test_a_memory_of_the_same_weights_under_another_configuration_is_refused(view, tmp_path):
+    memory = tmp_path / "state.safetensors"
+    distil(view, restructured(view, [EDIT]), random_corpus(), Distillation(steps=1), memory=memory)
+    other = ModelView(copy.deepcopy(view.model))
+    other.config.rms_norm_eps = 0.1
+    with pytest.raises(RheoscopeError, match="another model, plan or text"):
+        distil(other, restructured(view, [EDIT]), random_corpus(), Distillation(steps=1), memory=memory)
 
 
 def test_minutes_end_a_distillation(view):
