@@ -13,6 +13,7 @@ from rheoscope.corpus.windows import Corpus, Filled, document_pieces, filled_win
 from rheoscope.errors import RheoscopeError
 
 N_FIRST_TOKENS = 12
+LARGEST = 2**31 - 1  # tokens of a window, and windows
 
 
 def read(
@@ -81,6 +82,9 @@ def read(
 def _check(*, window: int, n_windows: int | None, windows_per_document: int | None, tail: str, pack: bool) -> None:
     if window < 2:
         raise RheoscopeError(f"a window of {window} tokens was asked; a loss needs at least 2.")
+    for name, number in (("window", window), ("n_windows", n_windows), ("windows_per_document", windows_per_document)):
+        if number is not None and number > LARGEST:
+            raise RheoscopeError(f"{name}={number} was asked, more than any text has; ask for at most {LARGEST}.")
     for name, number in (("n_windows", n_windows), ("windows_per_document", windows_per_document)):
         if number is not None and number < 1:
             raise RheoscopeError(f"{name}={number} was asked; leave it out for all, or ask for at least 1.")

@@ -54,8 +54,10 @@ def _byte_tokens() -> dict[str, int]:
 
 def _byte_pairs(name: str, text: Sequence[str], split: str, field: str) -> PreTrainedTokenizerBase:
     size = name.removeprefix("bpe:")
-    if not size.isdecimal() or int(size) <= N_BYTES:
-        raise RheoscopeError(f"tokenizer {name!r} asked for; bpe:N needs a number N of tokens above {N_BYTES}")
+    if not size.isdecimal() or len(size) > 10 or not N_BYTES < int(size) < 2**31:
+        raise RheoscopeError(
+            f"tokenizer {name!r} asked for; bpe:N needs a number N of tokens above {N_BYTES} and below 2^31"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(

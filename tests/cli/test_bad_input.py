@@ -99,6 +99,8 @@ UNUSABLE = {
     "a number too large": (("--set", "loss.x=1"), "loss has no option"),
     "lists nested too deep": (("--set", "fields.scales=" + "[" * 5000), "the value cannot be read as a number"),
     "a memory without an end": (("--max-memory", "1e999"), "memory '1e999' asked for; write a size such as 4GiB"),
+    "more windows than can be": (("--windows", 10**30), f"n_windows={10**30} was asked, more than any text has"),
+    "a window larger than can be": (("--window", 10**30), f"window={10**30} was asked, more than any text has"),
     "the home of nobody": (("--text", "~nosuchuser/x.txt"), "there is no file ~nosuchuser/x.txt"),
     "an empty text": (("--text", ""), "an empty value given after --text: name something, or leave it out"),
     "an empty output": (("--out=",), "an empty value given after --out: name something, or leave it out"),

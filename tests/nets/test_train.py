@@ -224,6 +224,7 @@ def test_another_run_in_the_same_folder_is_refused_and_nothing_overwritten(train
         ({"probe_every": 0}, "every 0 steps asked for"),
         ({"precision": "fp8"}, "no precision is called 'fp8'"),
         ({"tokenizer": "bpe:12"}, "bpe:N needs a number N of tokens above 256"),
+        ({"tokenizer": "bpe:" + "9" * 5000}, r"tokens above 256 and below 2\^31"),
         ({"tokenizer": "bpe:9999"}, "the text yields [0-9]+ tokens at most"),
     ],
 )
