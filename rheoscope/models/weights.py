@@ -76,19 +76,33 @@ class HeadWeights:
         return weight + 1 if family.unit_offset else weight
 
     def kernel(self, layer: int) -> tuple[Float[Tensor, "head d_model d_head"], Float[Tensor, "head d_model d_head"]]:
-        """W_Q and W_K with the gains of the norm before attention and of the QK-norm folded in."""
+        """W_Q and W_K with the gains of the norm before attention and the linear part of the QK-norm folded in."""
         self._refuse_averaged(layer)
-        gain, family = self.gain(layer)[:, None], self.view.family
-        size = self._size(layer)
-        q_gain = self._qk_gain(layer, family.q_norm, size.n_heads)
-        k_gain = self._repeated(layer, self._qk_gain(layer, family.k_norm, size.n_kv_heads))
-        return gain * self.W_Q(layer) * q_gain, gain * self.W_K(layer) * k_gain
+        gain, size, family = self.gain(layer)[:, None], self._size(layer), self.view.family
+        W_Q = self._with_norm(layer, self.W_Q(layer), family.q_norm, size.n_heads)
+        W_K = self._with_norm(layer, self.W_K(layer), family.k_norm, size.n_kv_heads)
+        return gain * W_Q, gain * W_K
 
-    def _qk_gain(self, layer: int, path: str | None, heads: int) -> Float[Tensor, "head 1 d_head"]:
-        """Gain of a QK-norm per head and coordinate; ones where there is none."""
-        gain = torch.ones(heads, 1, self.view.d_head, dtype=self.view.dtype, device=self.view.device)
+    def _with_norm(
+        self, layer: int, W: Float[Tensor, "head d_model d_head"], path: str | None, heads: int
+    ) -> Float[Tensor, "head d_model d_head"]:
+        """What a QK-norm of so many heads does to W but for the division by a length: mean taken out, gain."""
         if path is None:
-            return gain
+            return W
+        if self._centres(layer, path, heads):
+            W = W - W.mean(-1, keepdim=True)
+        return W * self._qk_gain(layer, path, heads).repeat_interleave(len(W) // heads, 0)
+
+    @torch.no_grad()
+    def _centres(self, layer: int, path: str, heads: int) -> bool:
+        """Whether a QK-norm takes the mean over its coordinates out of each head: constant heads are then all alike."""
+        constant = torch.arange(1.0, heads + 1, dtype=self.view.dtype, device=self.view.device)
+        constant = constant[None, None, :, None].expand(1, 1, heads, self.view.d_head)
+        return torch.allclose(self._normed(layer, constant, path), self._normed(layer, -constant, path), atol=1e-3)
+
+    def _qk_gain(self, layer: int, path: str, heads: int) -> Float[Tensor, "head 1 d_head"]:
+        """Gain of a QK-norm per head and coordinate."""
+        gain = torch.ones(heads, 1, self.view.d_head, dtype=self.view.dtype, device=self.view.device)
         parts = self.view.part(layer, path).modules()  # in the order of heads, where each has a norm of its own
         weights = [weight for part in parts if (weight := self._numbers(part, "weight")) is not None]
         weight = torch.cat([weight.detach().reshape(-1, self.view.d_head) for weight in weights])[:, None]
