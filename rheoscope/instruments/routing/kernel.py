@@ -1,7 +1,8 @@
 """What the weights alone make of a score: shares and ranks of W_QK = W_Q W_K^T, static and at each lag under RoPE.
 
-The gain of the norm before attention is folded in, and so are the gains of a QK-norm and the mean that it takes out of a
-head; its division by a length, which is a positive number per token, is not. Biases are left out: they are no part of a bilinear form in the input.
+The gain of the norm before attention is folded in, and so are the gains of a QK-norm and the mean that it takes out of
+each head; its division by a length, which is a positive number per token, is not. Biases are left out: they are no part
+of a bilinear form in the input.
 """
 
 from __future__ import annotations
