@@ -161,10 +161,11 @@ def ratios(name: str, found: dict[str, dict], over: dict[str, float]) -> None:
 
 
 def apart(ours: dict, theirs: dict) -> dict[str, float]:
-    """Largest difference of each reading that both took on the same windows, over the largest of ours."""
+    """Largest difference of each reading that both took on the same windows, over the largest of either; 0 of zeros."""
     common = [name for name in theirs if name in ours]
     pairs = {name: (np.array(ours[name]), np.array(theirs[name])) for name in common}
-    return {name: float(np.nanmax(abs(a - b)) / np.nanmax(abs(a))) for name, (a, b) in pairs.items()}
+    largest = {name: max(np.nanmax(abs(a)), np.nanmax(abs(b))) or 1.0 for name, (a, b) in pairs.items()}
+    return {name: float(np.nanmax(abs(a - b)) / largest[name]) for name, (a, b) in pairs.items()}
 
 
 if __name__ == "__main__":
